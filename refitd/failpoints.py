@@ -1,0 +1,33 @@
+"""Named points at which a test may stop, kill or misdirect a process. Free of cost unless armed.
+
+Armed by ``REFITD_FAILPOINTS=<path of a unix socket>``: each point that is reached sends one JSON line there and waits for
+one line back, ``go`` or ``skip``. ``skip`` plants a fault: the caller leaves the step out. A tester that goes away means ``go``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+
+PHASES = ("offer", "prepare", "transfer", "verify", "commit", "apply")
+_ENV = "REFITD_FAILPOINTS"
+
+
+def failpoint(name: str, **facts: str | int) -> bool:
+    """Report that ``name`` was reached; True when the caller must leave the step out."""
+    path = os.environ.get(_ENV)
+    if not path:
+        return False
+    return _ask(path, {"name": name, "pid": os.getpid(), **facts}) == "skip"
+
+
+def _ask(path: str, message: dict[str, str | int]) -> str:
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            sock.connect(path)
+            sock.sendall(json.dumps(message).encode() + b"\n")
+            with sock.makefile("r") as lines:
+                return lines.readline().strip() or "go"
+    except OSError:
+        return "go"

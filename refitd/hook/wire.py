@@ -1,0 +1,138 @@
+"""Frames on a Unix stream socket: 4 bytes length, a JSON object, and the file descriptors that came with it.
+
+Standard library only: the client side of the hook runs inside trainers and engines. A frame is at most 1 MiB; what is larger
+travels as a sealed memfd. Descriptors travel in batches of at most `FD_BATCH` (the kernel's limit for one message is 253), each
+batch attached to one byte of the frame.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import json
+import os
+import socket
+import struct
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from refitd.errors import ProtocolError
+
+MAX_FRAME = 1 << 20
+FD_BATCH = 64
+MAX_FDS = 4096
+_LENGTH = struct.Struct(">I")
+
+Message = dict[str, Any]
+
+
+def encode(message: Message, fds: int = 0) -> bytes:
+    """One frame. Raises ProtocolError where it would exceed `MAX_FRAME`."""
+    body = json.dumps({**message, "fds": fds} if fds else message, separators=(",", ":")).encode()
+    if len(body) > MAX_FRAME:
+        raise ProtocolError("frame length", f"at most {MAX_FRAME} bytes", str(len(body)))
+    return _LENGTH.pack(len(body)) + body
+
+
+def send(sock: socket.socket, message: Message, fds: Sequence[int] = ()) -> None:
+    """Send a frame and its descriptors on a blocking socket. The caller keeps (and closes) its own descriptors."""
+    frame = memoryview(encode(message, len(fds)))
+    for start in range(0, len(fds), FD_BATCH):
+        batch = array.array("i", fds[start : start + FD_BATCH])
+        sock.sendmsg([frame[:1]], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, batch)])
+        frame = frame[1:]
+    sock.sendall(frame)
+
+
+class Decoder:
+    """Turns received bytes and descriptors into (message, descriptors) pairs, whatever the chunking was."""
+
+    def __init__(self) -> None:
+        self._bytes = bytearray()
+        self._fds: deque[int] = deque()
+
+    def feed(self, data: bytes, fds: Iterable[int] = ()) -> None:
+        self._bytes += data
+        self._fds.extend(fds)
+
+    def pop(self) -> tuple[Message, list[int]] | None:
+        """The next whole frame, or None. Raises ProtocolError on garbage; the connection must then be closed."""
+        if len(self._bytes) < _LENGTH.size:
+            return None
+        (length,) = _LENGTH.unpack_from(self._bytes)
+        if length > MAX_FRAME:
+            raise ProtocolError("frame length", f"at most {MAX_FRAME} bytes", str(length))
+        if len(self._bytes) < _LENGTH.size + length:
+            return None
+        message = _parse(bytes(self._bytes[_LENGTH.size : _LENGTH.size + length]))
+        del self._bytes[: _LENGTH.size + length]
+        return message, self._take_fds(message)
+
+    def _take_fds(self, message: Message) -> list[int]:
+        count = message.get("fds", 0)
+        if type(count) is not int or not 0 <= count <= MAX_FDS:
+            raise ProtocolError("fds", f"a count from 0 to {MAX_FDS}", repr(count)[:80])
+        if count > len(self._fds):
+            raise ProtocolError("fds", f"{count} descriptors", str(len(self._fds)))
+        return [self._fds.popleft() for _ in range(count)]
+
+    def close(self) -> None:
+        """Close descriptors that nobody took."""
+        while self._fds:
+            os.close(self._fds.popleft())
+
+
+def _parse(body: bytes) -> Message:
+    try:
+        message = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError("frame", "a JSON object in UTF-8", f"{body[:40]!r} ({error})") from None
+    if not isinstance(message, dict):
+        raise ProtocolError("frame", "a JSON object", type(message).__name__)
+    return message
+
+
+def receive_into(sock: socket.socket, decoder: Decoder) -> bool:
+    """Read once from a socket into a decoder; False at end of file. BlockingIOError passes through."""
+    space = socket.CMSG_SPACE(FD_BATCH * array.array("i").itemsize)
+    data, ancillary, _flags, _address = sock.recvmsg(1 << 16, space, socket.MSG_CMSG_CLOEXEC)
+    fds = array.array("i")
+    for level, kind, payload in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
+    decoder.feed(data, fds)
+    return bool(data)
+
+
+class Connection:
+    """A blocking, single-threaded end of a frame socket."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self._decoder = Decoder()
+
+    def fileno(self) -> int:
+        return self.sock.fileno()
+
+    def send(self, message: Message, fds: Sequence[int] = ()) -> None:
+        send(self.sock, message, fds)
+
+    def receive(self, timeout: float | None = None) -> tuple[Message, list[int]]:
+        """The next frame. Raises EOFError when the peer is gone, TimeoutError after ``timeout`` seconds without a byte."""
+        while (frame := self._decoder.pop()) is None:
+            self.sock.settimeout(timeout)
+            try:
+                alive = receive_into(self.sock, self._decoder)
+            except BlockingIOError:
+                raise TimeoutError("no frame is waiting") from None
+            finally:
+                with contextlib.suppress(OSError):
+                    self.sock.settimeout(None)
+            if not alive:
+                raise EOFError("the peer closed the connection")
+        return frame
+
+    def close(self) -> None:
+        self._decoder.close()
+        self.sock.close()
