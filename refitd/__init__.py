@@ -1,0 +1,1 @@
+"""refitd: fault-tolerant elastic refit, shard to shard."""
