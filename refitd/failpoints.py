@@ -1,7 +1,8 @@
 """Named points at which a test may stop, kill or misdirect a process. Free of cost unless armed.
 
-Armed by ``REFITD_FAILPOINTS=<path of a unix socket>``: each point that is reached sends one JSON line there and waits for
-one line back, ``go`` or ``skip``. ``skip`` plants a fault: the caller leaves the step out. A tester that goes away means ``go``.
+Armed by ``REFITD_FAILPOINTS=<path of a unix socket>``: each point that is reached sends one JSON line there and
+waits for one line back, ``go`` or ``skip``. ``skip`` plants a fault: the caller leaves the step out. A tester that
+goes away means ``go``.
 """
 
 from __future__ import annotations

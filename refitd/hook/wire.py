@@ -1,8 +1,8 @@
 """Frames on a Unix stream socket: 4 bytes length, a JSON object, and the file descriptors that came with it.
 
-Standard library only: the client side of the hook runs inside trainers and engines. A frame is at most 1 MiB; what is larger
-travels as a sealed memfd. Descriptors travel in batches of at most `FD_BATCH` (the kernel's limit for one message is 253), each
-batch attached to one byte of the frame.
+Standard library only: the client side of the hook runs inside trainers and engines. A frame is at most 1 MiB; what is
+larger travels as a sealed memfd. Descriptors travel in batches of at most `FD_BATCH` (the kernel's limit for one
+message is 253), each batch attached to one byte of the frame.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Connection:
         send(self.sock, message, fds)
 
     def receive(self, timeout: float | None = None) -> tuple[Message, list[int]]:
-        """The next frame. Raises EOFError when the peer is gone, TimeoutError after ``timeout`` seconds without a byte."""
+        """The next frame. Raises EOFError when the peer is gone, TimeoutError after ``timeout`` silent seconds."""
         while (frame := self._decoder.pop()) is None:
             self.sock.settimeout(timeout)
             try:
