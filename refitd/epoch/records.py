@@ -1,0 +1,218 @@
+"""What the store holds below ``/refitd/<job>/``. docs/design.md says who writes which key, and when.
+
+Names: a *slot* is a rank in one of its lives: it is the same slot only while the daemon's membership, the client process
+and the mover are the same. A lane that names an old slot must turn.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from refitd.errors import InputError
+
+PHASES = ("built", "prepared", "verified")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}")
+
+
+class PubId(NamedTuple):
+    """A publication: ordered by generation, then by the store revision at which it was made."""
+
+    generation: int
+    revision: int
+
+
+def check_name(field: str, name: str) -> str:
+    """A job, run, replica or node name as part of a key. Raises InputError."""
+    if not _NAME.fullmatch(name):
+        raise InputError(field, "1 to 128 letters, digits or ._:@- starting with a letter or digit", repr(name)[:160])
+    return name
+
+
+@dataclass(frozen=True, slots=True)
+class RankInfo:
+    """A rank that is registered on a node. ``mover`` counts the lives of its mover; 0 means that none is alive."""
+
+    key: str
+    side: str
+    group: str
+    rank: int
+    world: int
+    incarnation: str
+    digest: str
+    mode: str
+    mover: int
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One daemon in a job. ``address`` is host:port of its data port; ``planners`` the plan versions it can compute."""
+
+    node: str
+    domain: str
+    address: str
+    incarnation: str
+    planners: tuple[int, ...]
+    ranks: tuple[RankInfo, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A trainer rank's open loan: its ``seq``-th publish, at training step ``step``."""
+
+    key: str
+    incarnation: str
+    run: str
+    seq: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Offers:
+    """The open offers of one node."""
+
+    offers: tuple[Offer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """The member that serialises decisions."""
+
+    node: str
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One complete run of the trainer group. Runs in ``past`` never open again."""
+
+    number: int
+    run: str
+    past: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """What the trainers of a generation offered together. Its revision is the record's mod_revision."""
+
+    generation: int
+    step: int
+    offers: tuple[Offer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A rank in one of its lives; ``member`` is the create_revision of its node's member record."""
+
+    key: str
+    node: str
+    member: int
+    incarnation: str
+    mover: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Exclusion:
+    """A slot that a lane does without, and why. A ``passing`` one ends with the refit."""
+
+    slot: Slot
+    passing: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """Everything that serves one replica. Its token is the record's mod_revision."""
+
+    replica: str
+    members: tuple[Slot, ...]
+    sources: tuple[Slot, ...]
+    neighbours: tuple[Slot, ...]
+    excluded: tuple[Exclusion, ...]
+    reason: str
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Nodes that take part, sorted: those of members and sources (neighbours share a member's node)."""
+        return tuple(sorted({slot.node for slot in (*self.members, *self.sources)}))
+
+    @property
+    def member_nodes(self) -> tuple[str, ...]:
+        return tuple(sorted({slot.node for slot in self.members}))
+
+    @property
+    def lead(self) -> Slot:
+        """The slot whose hook takes the ticket: rank 0."""
+        return self.members[0]
+
+    @property
+    def incarnations(self) -> dict[str, str]:
+        return {slot.key: slot.incarnation for slot in self.members}
+
+
+@dataclass(frozen=True, slots=True)
+class Refit:
+    """The publication that a lane is to reach."""
+
+    generation: int
+    revision: int
+    step: int
+    reason: str
+
+    @property
+    def id(self) -> PubId:
+        return PubId(self.generation, self.revision)
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """One node's word on one lane: how far it is, under which token and plan.
+
+    ``held`` maps member keys to the digest of what they verified of the publication before this token. ``served`` is the
+    oldest publication that any of the node's member ranks serves, (0, 0) for none. A ``failed`` ack names the edge where
+    one failed; ``permanent`` says that trying the same again is useless.
+    """
+
+    token: int
+    digest: str
+    phase: str
+    generation: int
+    revision: int
+    held: dict[str, str]
+    served: tuple[int, int]
+    edge: tuple[str, ...] = ()
+    reason: str = ""
+    permanent: bool = False
+
+    @property
+    def id(self) -> PubId:
+        return PubId(self.generation, self.revision)
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """The replica's newest commit, and the incarnations that verified it."""
+
+    generation: int
+    revision: int
+    step: int
+    token: int
+    incarnations: dict[str, str]
+
+    @property
+    def id(self) -> PubId:
+        return PubId(self.generation, self.revision)
+
+
+@dataclass(frozen=True, slots=True)
+class ReportRecord:
+    """How a publication ended; written once and the same for every rank."""
+
+    generation: int
+    revision: int
+    step: int
+    committed: tuple[str, ...]
+    missing: dict[str, str]
+    closed: str
