@@ -1,7 +1,8 @@
 """Frames on a Unix stream socket: 4 bytes length, a JSON object, and the file descriptors that came with it.
 
-Standard library only: the client side of the hook runs inside trainers and engines. A frame is at most 1 MiB; what is
-larger travels as a sealed memfd. Descriptors travel in batches of at most `FD_BATCH` (the kernel's limit for one
+Standard library only: the client side of the hook runs inside trainers and engines. A frame is at most 1 MiB; a larger
+message is *spilled*: its JSON travels in a sealed memfd, the last descriptor of the frame ``{"spilled": true}``.
+Descriptors travel in batches of at most `FD_BATCH` (the kernel's limit for one
 message is 253), each batch attached to one byte of the frame.
 """
 
@@ -18,8 +19,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from refitd.errors import ProtocolError
+from refitd.hook.memfd import create_document, read_document
 
 MAX_FRAME = 1 << 20
+MAX_SPILLED = 32 << 20
 FD_BATCH = 64
 MAX_FDS = 4096
 _LENGTH = struct.Struct(">I")
@@ -27,17 +30,39 @@ _LENGTH = struct.Struct(">I")
 Message = dict[str, Any]
 
 
+def _dump(message: Message) -> bytes:
+    return json.dumps(message, separators=(",", ":")).encode()
+
+
 def encode(message: Message, fds: int = 0) -> bytes:
     """One frame. Raises ProtocolError where it would exceed `MAX_FRAME`."""
-    body = json.dumps({**message, "fds": fds} if fds else message, separators=(",", ":")).encode()
+    body = _dump({**message, "fds": fds} if fds else message)
     if len(body) > MAX_FRAME:
         raise ProtocolError("frame length", f"at most {MAX_FRAME} bytes", str(len(body)))
     return _LENGTH.pack(len(body)) + body
 
 
+def encode_spilling(message: Message, fds: Sequence[int] = ()) -> tuple[bytes, list[int]]:
+    """A frame and its descriptors, with one more descriptor (the caller closes it too) where the message is large."""
+    body = _dump({**message, "fds": len(fds)} if fds else message)
+    if len(body) <= MAX_FRAME:
+        return _LENGTH.pack(len(body)) + body, list(fds)
+    if len(body) > MAX_SPILLED:
+        raise ProtocolError("message length", f"at most {MAX_SPILLED} bytes", str(len(body)))
+    return encode({"spilled": True}, len(fds) + 1), [*fds, create_document("refitd-message", body)]
+
+
 def send(sock: socket.socket, message: Message, fds: Sequence[int] = ()) -> None:
     """Send a frame and its descriptors on a blocking socket. The caller keeps (and closes) its own descriptors."""
-    frame = memoryview(encode(message, len(fds)))
+    data, all_fds = encode_spilling(message, fds)
+    try:
+        _send_frame(sock, memoryview(data), all_fds)
+    finally:
+        for spilled in all_fds[len(fds) :]:
+            os.close(spilled)
+
+
+def _send_frame(sock: socket.socket, frame: memoryview, fds: Sequence[int]) -> None:
     for start in range(0, len(fds), FD_BATCH):
         batch = array.array("i", fds[start : start + FD_BATCH])
         sock.sendmsg([frame[:1]], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, batch)])
@@ -67,7 +92,13 @@ class Decoder:
             return None
         message = _parse(bytes(self._bytes[_LENGTH.size : _LENGTH.size + length]))
         del self._bytes[: _LENGTH.size + length]
-        return message, self._take_fds(message)
+        fds = self._take_fds(message)
+        return (_unspill(fds), fds) if message.get("spilled") is True else (message, fds)
+
+    def limit_fds(self, most: int) -> None:
+        """Raises ProtocolError where more than ``most`` descriptors wait for a frame that claims them."""
+        if len(self._fds) > most:
+            raise ProtocolError("fds", f"at most {most} descriptors ahead of their frame", str(len(self._fds)))
 
     def _take_fds(self, message: Message) -> list[int]:
         count = message.get("fds", 0)
@@ -81,6 +112,20 @@ class Decoder:
         """Close descriptors that nobody took."""
         while self._fds:
             os.close(self._fds.popleft())
+
+
+def _unspill(fds: list[int]) -> Message:
+    """The message in the last of ``fds``, which is removed and closed; closes all of them when it raises."""
+    try:
+        if not fds:
+            raise ProtocolError("spilled", "a sealed memfd", "no descriptor")
+        message = _parse(read_document(fds[-1], "spilled", MAX_SPILLED))
+    except ProtocolError:
+        for fd in fds:
+            os.close(fd)
+        raise
+    os.close(fds.pop())
+    return message
 
 
 def _parse(body: bytes) -> Message:
