@@ -51,8 +51,8 @@ def choose_sources(
 ) -> tuple[tuple[Slot, ...], str]:
     """Slots that a lane reads from, sorted by key, and why these; empty where nobody holds the whole model.
 
-    The present sources stay as long as they hold what is needed: a refit under way is not turned for a better idea. Neighbours
-    that committed come before trainers, so that a joiner leaves the trainers alone.
+    The present sources stay as long as they hold what is needed: a refit under way is not turned for a better idea.
+    Neighbours that committed come before trainers, so that a joiner leaves the trainers alone.
     """
     own = f"engine/{replica}/"
     pool = trainers(view) if publication is None else holders(view, publication)

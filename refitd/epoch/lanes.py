@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from refitd.epoch.holders import Covers, choose_sources
 from refitd.epoch.records import Ack, Exclusion, Lane, PubId, Slot
-from refitd.epoch.stage import committed
+from refitd.epoch.stage import committed, verified
 from refitd.epoch.view import View
 
 
@@ -18,12 +18,14 @@ def desired_lane(view: View, replica: str, covers: Covers) -> Lane | str:
     """
     present = view.lanes.get(replica)
     lane = present.value if present else None
-    target = _target(view, replica, lane)
-    excluded = _exclusions(view, replica, lane, target, covers)
+    target = target_of(view, replica, lane)
+    excluded = exclusions(view, lane, target, covers)
     barred = {exclusion.slot for exclusion in excluded}
     members = _members(view, replica, barred)
     if isinstance(members, str):
         return members
+    if lane and target and members == lane.members and verified(view, lane, target):
+        return lane  # the sources have done their part; losing one now costs nothing
     sources, reason = choose_sources(view, lane, replica, target, barred, covers)
     if not sources:
         return reason
@@ -47,7 +49,7 @@ def failures(view: View, lane: Lane) -> list[tuple[str, Ack]]:
     return [(node, ack) for node, ack in acks if ack and ack.phase == "failed"]
 
 
-def _target(view: View, replica: str, lane: Lane | None) -> PubId | None:
+def target_of(view: View, replica: str, lane: Lane | None) -> PubId | None:
     """The publication that the lane still has to reach; None when it is idle."""
     refit = view.refits.get(replica)
     if refit and refit.value.id.generation == _generation(view):
@@ -92,10 +94,11 @@ def _neighbours(view: View, replica: str, members: tuple[Slot, ...], barred: set
     return tuple(sorted(near, key=lambda slot: slot.key))
 
 
-def _exclusions(
-    view: View, replica: str, lane: Lane | None, target: PubId | None, covers: Covers
-) -> tuple[Exclusion, ...]:
-    """Exclusions that still stand, and new ones from failed acks. A slot that lives anew is another slot, and welcome."""
+def exclusions(view: View, lane: Lane | None, target: PubId | None, covers: Covers) -> tuple[Exclusion, ...]:
+    """Exclusions that still stand, and new ones from failed acks.
+
+    A slot that lives anew is another slot, and welcome.
+    """
     if lane is None:
         return ()
     live = set(view.slots().values())

@@ -1,17 +1,18 @@
 """What the leader writes next. Pure: records in, guarded writes with reasons out.
 
-Each write names the revision that the record must still have (0: absent). Running `decide` again on the same records gives the
-same writes; a successor that has only the records goes on where the last leader stopped.
+Each write names the revision that the record must still have (0: absent). Running `decide` again on the same records
+gives the same writes; a successor that has only the records goes on where the last leader stopped.
 """
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from refitd.epoch.codec import encode
 from refitd.epoch.holders import Covers, holders, trainers
-from refitd.epoch.lanes import desired_lane, differs, failures
+from refitd.epoch.lanes import desired_lane, differs, exclusions, failures, target_of
 from refitd.epoch.records import Generation, Lane, Offer, PubId, Publication, Refit, ReportRecord
 from refitd.epoch.stage import committed, served, started
 from refitd.epoch.view import View
@@ -37,7 +38,7 @@ def decide(view: View, grace_over: bool, covers: Covers) -> list[Write]:
         *_generation(view),
         *_publication(view, grace_over, covers),
         *(write for replica in _replicas(view) for write in _lane(view, replica, covers)),
-        *(write for replica in sorted(view.lanes) for write in _refit(view, replica, covers)),
+        *(write for lane in view.open_lanes().values() for write in _refit(view, lane, covers)),
         *_report(view),
         *_cleanup(view),
     ]
@@ -94,7 +95,8 @@ def _publication(view: View, grace_over: bool, covers: Covers) -> Iterator[Write
     offers = unpublished(view)
     if not offers or not view.generation:
         return
-    step = min(offer.step for offer in offers) if len({offer.step for offer in offers}) == 1 else offers[-1].step
+    steps = collections.Counter(offer.step for offer in offers)
+    step = max(steps, key=lambda step: (steps[step], step))
     chosen = tuple(offer for offer in offers if offer.step == step)
     live = trainers(view)
     silent = sorted(set(live) - {offer.key for offer in chosen})
@@ -110,8 +112,9 @@ def _lane(view: View, replica: str, covers: Covers) -> Iterator[Write]:
     wanted = desired_lane(view, replica, covers)
     key, expected = f"lanes/{replica}", present.revision if present else 0
     if isinstance(wanted, str):
-        if present and not _members_alive(view, present.value):
-            yield Write(key, None, expected, wanted)
+        if present and present.value.members and not _members_work(view, present.value, covers):
+            shut = exclusions(view, present.value, target_of(view, replica, present.value), covers)
+            yield Write(key, encode(Lane(replica, (), (), (), shut, wanted)), expected, wanted)
         return
     reason = _turn(view, present.value, wanted) if present else f"the replica is whole; {wanted.reason}"
     if reason:
@@ -125,28 +128,22 @@ def _turn(view: View, lane: Lane, wanted: Lane) -> str:
     return changed or (f"again, after {retry}" if retry else "")
 
 
-def _members_alive(view: View, lane: Lane) -> bool:
+def _members_work(view: View, lane: Lane, covers: Covers) -> bool:
     """Whether the lane's members are the slots that live now, and none of them is suspect."""
     slots = view.slots()
-    suspect = {
-        ack.edge[1] for node, ack in failures(view, lane) if len(ack.edge) == 2 and _outside(lane, ack.edge[1], node)
-    }
-    return all(slots.get(slot.key) == slot and slot.key not in suspect for slot in lane.members)
+    barred = {e.slot for e in exclusions(view, lane, target_of(view, lane.replica, lane), covers)}
+    return all(slots.get(slot.key) == slot and slot not in barred for slot in lane.members)
 
 
-def _outside(lane: Lane, key: str, node: str) -> bool:
-    return any(slot.key == key and slot.node != node for slot in lane.members)
-
-
-def _refit(view: View, replica: str, covers: Covers) -> Iterator[Write]:
+def _refit(view: View, lane: Lane, covers: Covers) -> Iterator[Write]:
     newest, publication = view.newest, view.publication
     if newest is None or publication is None:
         return
-    present = view.refits.get(replica)
-    reason = _move_on(view, view.lanes[replica].value, present.value if present else None, newest, covers)
+    present = view.refits.get(lane.replica)
+    reason = _move_on(view, lane, present.value if present else None, newest, covers)
     if reason:
         record = Refit(newest.generation, newest.revision, publication.value.step, reason)
-        yield Write(f"refits/{replica}", encode(record), present.revision if present else 0, reason)
+        yield Write(f"refits/{lane.replica}", encode(record), present.revision if present else 0, reason)
 
 
 def _move_on(view: View, lane: Lane, refit: Refit | None, newest: PubId, covers: Covers) -> str:
@@ -170,14 +167,14 @@ def _report(view: View) -> Iterator[Write]:
     if newest is None or f"{newest.revision}" in view.reports:
         return
     report = assess(view, newest)
-    waiting = [replica for replica in report.missing if replica in view.lanes]
+    waiting = [replica for replica in report.missing if replica in view.open_lanes()]
     if report.committed and not waiting:
         yield Write(f"reports/{newest.revision}", encode(report), 0, "every whole replica has ended")
 
 
 def assess(view: View, publication: PubId, closed: str = "every whole replica has ended") -> ReportRecord:
     """Who has committed a publication by now, and why the others have not."""
-    done = tuple(sorted(r for r, stored in view.lanes.items() if committed(view, stored.value, publication)))
+    done = tuple(name for name, lane in view.open_lanes().items() if committed(view, lane, publication))
     missing = {replica: why_not(view, replica) for replica in view.replicas() if replica not in done}
     step = view.publication.value.step if view.publication else 0
     return ReportRecord(publication.generation, publication.revision, step, done, missing, closed)
@@ -186,9 +183,9 @@ def assess(view: View, publication: PubId, closed: str = "every whole replica ha
 def why_not(view: View, replica: str) -> str:
     """Why a replica has not committed the newest publication."""
     stored = view.lanes.get(replica)
-    if stored is None:
+    if stored is None or not stored.value.members:
         wanted = desired_lane(view, replica, lambda _digests: True)
-        return wanted if isinstance(wanted, str) else "the replica has no lane yet"
+        return wanted if isinstance(wanted, str) else "its lane is not made yet"
     failed = failures(view, stored.value)
     return f"{failed[0][0]}: {failed[0][1].reason}" if failed else "it has not verified every byte yet"
 

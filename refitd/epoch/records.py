@@ -1,7 +1,7 @@
 """What the store holds below ``/refitd/<job>/``. docs/design.md says who writes which key, and when.
 
-Names: a *slot* is a rank in one of its lives: it is the same slot only while the daemon's membership, the client process
-and the mover are the same. A lane that names an old slot must turn.
+Names: a *slot* is a rank in one of its lives: it is the same slot only while the daemon's membership, the client
+process and the mover are the same. A lane that names an old slot must turn.
 """
 
 from __future__ import annotations
@@ -124,7 +124,10 @@ class Exclusion:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """Everything that serves one replica. Its token is the record's mod_revision."""
+    """Everything that serves one replica. Its token is the record's mod_revision.
+
+    A lane without members serves nobody: the replica is not whole, and the record keeps why, and whom it does without.
+    """
 
     replica: str
     members: tuple[Slot, ...]
@@ -170,9 +173,9 @@ class Refit:
 class Ack:
     """One node's word on one lane: how far it is, under which token and plan.
 
-    ``held`` maps member keys to the digest of what they verified of the publication before this token. ``served`` is the
-    oldest publication that any of the node's member ranks serves, (0, 0) for none. A ``failed`` ack names the edge where
-    one failed; ``permanent`` says that trying the same again is useless.
+    ``held`` maps member keys to the digest of what they verified of the publication before this token. ``served`` is
+    the oldest publication that any of the node's member ranks serves, (0, 0) for none. A ``failed`` ack names the edge
+    where one failed; ``permanent`` says that trying the same again is useless.
     """
 
     token: int

@@ -19,8 +19,8 @@ class Stage(NamedTuple):
 def stage(view: View, replica: str) -> Stage:
     """The stage of a replica's lane under its present token."""
     stored = view.lanes.get(replica)
-    if stored is None:
-        return Stage("gone", None, "the replica has no lane")
+    if stored is None or not stored.value.members:
+        return Stage("gone", None, stored.value.reason if stored else "the replica has no lane")
     lane = stored.value
     target = view.refits.get(replica)
     publication = target.value.id if target else None

@@ -133,6 +133,10 @@ class View:
                 found.setdefault(info.group, {})[info.rank] = info
         return found
 
+    def open_lanes(self) -> dict[str, Lane]:
+        """Lanes that have members, by replica."""
+        return {name: stored.value for name, stored in sorted(self.lanes.items()) if stored.value.members}
+
     def ack(self, replica: str, node: str) -> Ack | None:
         stored = self.acks.get(f"{replica}/{node}")
         return stored.value if stored else None
