@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from refitd.errors import ConfigError
 from refitd.store.base import (
     Compare,
@@ -24,6 +26,9 @@ from refitd.store.base import (
 )
 from refitd.store.memory import MemoryStore
 
+if TYPE_CHECKING:
+    from refitd.store.spawn import EtcdProcess, Prefer
+
 __all__ = [
     "Compare",
     "CreateRevision",
@@ -44,12 +49,45 @@ __all__ = [
     "Value",
     "Watch",
     "open_store",
+    "spawn_etcd",
 ]
 
 
-def open_store(url: str) -> Store:
-    """The store at ``url``. Raises ConfigError for a scheme that is none of ours."""
-    scheme, _, rest = url.partition("://")
-    if scheme == "memory" and not rest:
+_EXPECTED = "memory://, etcd://host:port[,host:port] or etcd+spawn://[data folder]"
+
+
+def open_store(
+    url: str,
+    *,
+    user: str = "",
+    password_file: str = "",
+    ca: str = "",
+    cert: str = "",
+    key: str = "",
+    request_timeout: float = 2.0,
+) -> Store:
+    """The store at ``url``; the options are those of the configuration's ``store`` section.
+
+    ``memory://`` is a new, private store each time; etcd need not be up yet. Raises ConfigError for a URL that is
+    none of ours, StoreUnavailable when a spawned etcd does not come up. grpc is imported only when etcd is asked for.
+    """
+    scheme, separator, rest = url.partition("://")
+    if not separator or scheme not in ("memory", "etcd", "etcd+spawn") or (scheme == "memory" and rest):
+        raise ConfigError("store.url", _EXPECTED, repr(url))
+    if scheme == "memory":
         return MemoryStore()
-    raise ConfigError("store.url", "memory://, etcd://host:port[,host:port] or etcd+spawn://[data folder]", repr(url))
+    if scheme == "etcd+spawn":
+        from refitd.store.spawn import SpawnedStore
+
+        return SpawnedStore(rest, request_timeout)
+    from refitd.store._etcd_channel import Credentials
+    from refitd.store.etcd import EtcdStore
+
+    return EtcdStore(rest, Credentials(user, password_file, ca, cert, key), request_timeout)
+
+
+def spawn_etcd(data: str | None = None, prefer: Prefer = "path", port: int = 0, fsync: bool = False) -> EtcdProcess:
+    """Start an etcd of our own; see refitd.store.spawn.spawn_etcd."""
+    from refitd.store import spawn
+
+    return spawn.spawn_etcd(data, prefer, port, fsync)

@@ -255,7 +255,7 @@ class MemoryStore:
     def _since(self, prefix: str, from_revision: int) -> tuple[Iterable[Event], int]:
         """The events below ``prefix`` from a revision on, and the revision that they reach."""
         self._expire()
-        if from_revision <= self._compacted:
+        if from_revision <= self._compacted or from_revision > self._revision + 1:
             return [Resync(tuple(self._below(prefix)), self._revision)], self._revision
         found: deque[Event] = deque()
         for revision, event in reversed(self._history):
@@ -264,4 +264,4 @@ class MemoryStore:
             key = event.item.key if isinstance(event, Put) else event.key
             if key.startswith(prefix):
                 found.appendleft(event)
-        return found, max(self._revision, from_revision - 1)
+        return found, self._revision
