@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 from refitd.epoch.records import Lane, PubId, Slot
 from refitd.epoch.view import View
 
-# Whether layouts (by digest), one a rank, hold every element of the model between them.
-Covers = Callable[[Iterable[str]], bool]
+# Whether layouts (by digest), one a rank, hold between them every element that the replica needs.
+Covers = Callable[[str, Iterable[str]], bool]
 
 
 def trainers(view: View) -> dict[str, Slot]:
@@ -66,6 +66,6 @@ def choose_sources(
         (lenders, "trainer ranks of the generation"),
         (engines + lenders, "replicas and trainers together"),
     ):
-        if candidates and covers(slot.digest for slot in candidates):
+        if candidates and covers(replica, (slot.digest for slot in candidates)):
             return tuple(sorted(candidates, key=lambda slot: slot.key)), reason
     return (), "no live holder of every region"

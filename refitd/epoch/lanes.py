@@ -130,4 +130,4 @@ def _suspects(view: View, lane: Lane, covers: Covers) -> Iterator[Exclusion]:
 def _dispensable(lane: Lane, source: Slot, covers: Covers) -> bool:
     """The last holder of a region is never excluded."""
     rest = [slot.digest for slot in lane.sources if slot != source]
-    return bool(rest) and covers(rest)
+    return bool(rest) and covers(lane.replica, rest)

@@ -100,11 +100,15 @@ def _publication(view: View, grace_over: bool, covers: Covers) -> Iterator[Write
     chosen = tuple(offer for offer in offers if offer.step == step)
     live = trainers(view)
     silent = sorted(set(live) - {offer.key for offer in chosen})
-    if silent and not (grace_over and covers(live[offer.key].digest for offer in chosen)):
+    if silent and not (grace_over and _enough(view, [live[offer.key].digest for offer in chosen], covers)):
         return
     reason = f"without {', '.join(silent)}" if silent else "every rank of the run offered it"
     record = Publication(view.generation.value.number, step, chosen)
     yield Write("publication", encode(record), view.revision_of("publication"), reason)
+
+
+def _enough(view: View, digests: list[str], covers: Covers) -> bool:
+    return all(covers(replica, digests) for replica in view.replicas())
 
 
 def _lane(view: View, replica: str, covers: Covers) -> Iterator[Write]:
@@ -159,7 +163,9 @@ def _move_on(view: View, lane: Lane, refit: Refit | None, newest: PubId, covers:
     if not started(view, lane, refit.id):
         return "a newer one came before the first byte"
     alive = [slot for key, slot in holders(view, refit.id).items() if not key.startswith(f"engine/{lane.replica}/")]
-    return "" if alive and covers(slot.digest for slot in alive) else "no holder of the older one is left"
+    return (
+        "" if alive and covers(lane.replica, (slot.digest for slot in alive)) else "no holder of the older one is left"
+    )
 
 
 def _report(view: View) -> Iterator[Write]:
@@ -184,7 +190,7 @@ def why_not(view: View, replica: str) -> str:
     """Why a replica has not committed the newest publication."""
     stored = view.lanes.get(replica)
     if stored is None or not stored.value.members:
-        wanted = desired_lane(view, replica, lambda _digests: True)
+        wanted = desired_lane(view, replica, lambda _replica, _digests: True)
         return wanted if isinstance(wanted, str) else "its lane is not made yet"
     failed = failures(view, stored.value)
     return f"{failed[0][0]}: {failed[0][1].reason}" if failed else "it has not verified every byte yet"
