@@ -20,7 +20,7 @@ class Verdict(NamedTuple):
 
 
 def loan(view: View, offer: Offer, age: float, patience: float) -> Verdict:
-    """What becomes of an open offer that is ``age`` seconds old; one that no lane has planned ends after ``patience``."""
+    """What becomes of an offer that is ``age`` seconds old; it ends after ``patience`` where no lane planned it."""
     if view.generation and offer.run in view.generation.value.past:
         return Verdict(SKIPPED, False, "a newer run has opened a generation")
     publication = published(view, offer)

@@ -86,6 +86,11 @@ class View:
         stored = self._find(key)
         return stored.revision if stored else 0
 
+    def created_of(self, key: str) -> int:
+        """create_revision of a record, 0 where there is none."""
+        stored = self._find(key)
+        return stored.created if stored else 0
+
     def keys(self) -> set[str]:
         """Keys of all records, relative to the job."""
         singles = {name for name in _SINGLES if getattr(self, name)}

@@ -1,0 +1,222 @@
+"""One job's connection to the store: the lease, the watched picture of its records, and guarded writes.
+
+Calls to a store in this process are made at once; calls that cross a network run in one worker thread, in order. What we
+wrote ourselves goes into the picture as soon as the store has answered: nothing waits for its own echo.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TypeVar
+
+import structlog
+
+from refitd.epoch.view import View
+from refitd.errors import LeaseLost, ProtocolError, RefitdError, StoreError, StoreTimeout
+from refitd.store import (
+    Compare,
+    Deleted,
+    DeleteOp,
+    Event,
+    Item,
+    Lease,
+    ModRevision,
+    Op,
+    Put,
+    PutOp,
+    Store,
+    TxnResult,
+    Watch,
+)
+
+T = TypeVar("T")
+_RETRY_SECONDS = 0.2
+
+
+class Agreement:
+    """What this daemon and the store agree on about one job. All methods belong to the event loop."""
+
+    def __init__(
+        self, store: Store, job: str, ttl: float, every: float, inline: bool, poke: Callable[[], None]
+    ) -> None:
+        self.view = View()
+        self.lost: Callable[[], None] = lambda: None
+        self._store, self._prefix = store, f"/refitd/{job}/"
+        self._ttl, self._every, self._inline, self._poke = ttl, every, inline, poke
+        self._log = structlog.get_logger().bind(job=job)
+        self._loop = asyncio.get_running_loop()
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix=f"store-{job}")
+        self._lease: Lease | None = None
+        self._deadline = 0.0  # monotonic; the lease may be dead after it
+        self._contact_since = time.monotonic()
+        self._watch: Watch | None = None
+        self._closing = threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    async def start(self) -> None:
+        """Read all records and follow them. Raises StoreError where the store does not answer."""
+        items, revision = await self.call(partial(self._store.list, self._prefix))
+        self._resync(items, revision)
+        self._watch = await self.call(partial(self._store.watch, self._prefix, revision + 1))
+        self._start_thread(self._follow, "watch")
+        self._start_thread(self._keep, "lease")
+
+    async def close(self) -> None:
+        """Give the lease up, with every key under it, and end the threads."""
+        self._closing.set()
+        if self._watch:
+            self._watch.close()
+        if self._lease:
+            with contextlib.suppress(StoreError):  # it will expire by itself
+                await self.call(self._lease.revoke)
+        self._worker.shutdown(wait=False, cancel_futures=True)
+        for thread in self._threads:
+            await asyncio.to_thread(thread.join)
+
+    @property
+    def alive(self) -> bool:
+        """Whether our lease surely still stands, by our own clock."""
+        return self._lease is not None and time.monotonic() < self._deadline
+
+    @property
+    def contact_seconds(self) -> float:
+        """How long the store has answered without a break."""
+        return time.monotonic() - self._contact_since
+
+    async def call(self, request: Callable[[], T]) -> T:
+        """Run a blocking store call. Raises what it raises."""
+        if self._inline:
+            return request()
+        return await self._loop.run_in_executor(self._worker, request)
+
+    async def join(self) -> None:
+        """Take a new lease. Raises StoreError."""
+        sent = time.monotonic()
+        self._lease = await self.call(partial(self._store.grant, self._ttl))
+        self._deadline = sent + self._ttl
+
+    async def write(
+        self, key: str, data: bytes | None, expected: int, leased: bool = False, guards: Sequence[Compare] = ()
+    ) -> bool:
+        """Put (or delete, for None) a record if its revision is still ``expected``; False where it is not.
+
+        An unknown outcome is read back: True only where the record is now what we meant.
+        """
+        path = self._prefix + key
+        lease = self._lease if leased else None
+        op: Op = DeleteOp(path) if data is None else PutOp(path, data, lease)
+        compares = [ModRevision(path, expected), *guards]
+        try:
+            result = await self.call(partial(self._store.txn, compares, [op]))
+        except StoreTimeout:
+            return await self._read_back(path, data)
+        except LeaseLost:
+            self._lose("the lease had expired")
+            return False
+        return await self._written(key, data, result)
+
+    async def _written(self, key: str, data: bytes | None, result: TxnResult) -> bool:
+        if not result.ok:
+            await self._read_back(self._prefix + key, data)
+        elif data is None:
+            self.view.delete(key, result.revision)
+        else:
+            created = self._created(key, result.revision)
+            self.view.put(key, data, created, result.revision)
+        self._poke()
+        return result.ok
+
+    def _created(self, key: str, revision: int) -> int:
+        return self.view.created_of(key) or revision
+
+    async def _read_back(self, path: str, data: bytes | None) -> bool:
+        item = await self.call(partial(self._store.get, path))
+        if item is not None:
+            self._take(item)
+        return (item.value if item else None) == data
+
+    def compare_path(self, key: str) -> str:
+        """The store key of a record, for guards."""
+        return self._prefix + key
+
+    # Following the records.
+
+    def _follow(self) -> None:
+        """Thread: hand every change to the loop, and begin again after a fault."""
+        watch = self._watch
+        while watch is not None and not self._closing.is_set():
+            try:
+                for event in watch:
+                    self._loop.call_soon_threadsafe(self._apply, event)
+                return
+            except RefitdError as error:
+                self._log.warning("watch_failed", error=str(error))
+                self._closing.wait(_RETRY_SECONDS)
+                watch = self._store.watch(self._prefix)
+                self._watch = watch
+
+    def _apply(self, event: Event) -> None:
+        if isinstance(event, Put):
+            changed = self._take(event.item)
+        elif isinstance(event, Deleted):
+            changed = self.view.delete(event.key.removeprefix(self._prefix), event.revision)
+        else:
+            changed = self._resync(list(event.items), event.revision)
+        if changed:
+            self._poke()
+
+    def _take(self, item: Item) -> bool:
+        key = item.key.removeprefix(self._prefix)
+        try:
+            return self.view.put(key, item.value, item.create_revision, item.mod_revision)
+        except ProtocolError as error:
+            self._log.error("record_refused", key=key, error=str(error))
+            return False
+
+    def _resync(self, items: list[Item], revision: int) -> bool:
+        """The picture anew; an event that says nothing new must not wake anybody."""
+        present = {item.key.removeprefix(self._prefix) for item in items}
+        gone = [self.view.delete(key, revision + 1) for key in self.view.keys() - present]
+        come = [self._take(item) for item in items]
+        return any([*gone, *come])
+
+    # Keeping the lease.
+
+    def _keep(self) -> None:
+        """Thread: renew the lease every few seconds; it needs nothing from the loop, however busy that is."""
+        while not self._closing.wait(self._every):
+            lease, sent = self._lease, time.monotonic()
+            if lease is None:
+                continue
+            try:
+                lease.keepalive()
+                self._renewed(lease, sent)
+            except LeaseLost as error:
+                self._loop.call_soon_threadsafe(self._lose, str(error), lease)
+            except StoreError as error:
+                self._contact_since = time.monotonic()
+                self._log.warning("keepalive_failed", error=str(error))
+
+    def _renewed(self, lease: Lease, sent: float) -> None:
+        if lease is self._lease:
+            self._deadline = sent + self._ttl
+
+    def _lose(self, reason: str, lease: Lease | None = None) -> None:
+        if self._lease is None or (lease is not None and lease is not self._lease):
+            return
+        self._lease = None
+        self._contact_since = time.monotonic()
+        self._log.warning("lease_lost", reason=reason)
+        self.lost()
+        self._poke()
+
+    def _start_thread(self, target: Callable[[], None], name: str) -> None:
+        thread = threading.Thread(target=target, name=f"{name}{self._prefix}", daemon=True)
+        thread.start()
+        self._threads.append(thread)
