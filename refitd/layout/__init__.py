@@ -1,0 +1,8 @@
+"""What a rank holds: boxes of logical tensors as strided views of storages. Pure; only the torch front end loads torch."""
+
+from refitd.layout.box import Box, Piece
+from refitd.layout.dtypes import CASTS, ITEMSIZE, cast_allowed
+from refitd.layout.layout import Layout
+from refitd.layout.sides import check_match, check_side
+
+__all__ = ["CASTS", "ITEMSIZE", "Box", "Layout", "Piece", "cast_allowed", "check_match", "check_side"]
