@@ -29,7 +29,18 @@ from refitd.failpoints import PHASES
 OUTCOMES = ("ok", "failed", "superseded", "skipped")
 LINKS = ("network", "peer", "local")
 CAUSES = ("join", "leave", "death", "failure", "generation", "other")
-CODES = ("protocol", "refused", "layout", "mismatch", "unknown_method", "unavailable", "internal", "other")
+CODES = (
+    "protocol",
+    "refused",
+    "layout",
+    "mismatch",
+    "plan",
+    "unknown_method",
+    "store_unavailable",
+    "store_timeout",
+    "internal",
+    "other",
+)
 BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # seconds
 
 V = TypeVar("V")
