@@ -1,4 +1,4 @@
-"""What a rank holds: boxes of logical tensors as strided views of storages. Pure; only the torch front end loads torch."""
+"""What a rank holds: boxes of logical tensors as strided views of storages. Pure; torch only in its front end."""
 
 from refitd.layout.box import Box, Piece
 from refitd.layout.dtypes import CASTS, ITEMSIZE, cast_allowed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -37,6 +38,29 @@ class Box(NamedTuple):
         return Box(lo, hi) if all(a < b for a, b in zip(lo, hi, strict=True)) else None
 
 
+def difference(box: Box, others: Iterable[Box]) -> list[Box]:
+    """``box`` without ``others``, as disjoint boxes."""
+    rest = [box]
+    for other in others:
+        rest = [part for piece in rest for part in _without(piece, other)]
+    return rest
+
+
+def _without(box: Box, other: Box) -> list[Box]:
+    common = box.intersect(other)
+    if common is None:
+        return [box]
+    parts = []
+    lo, hi = list(box.lo), list(box.hi)
+    for d in range(len(lo)):
+        if lo[d] < common.lo[d]:
+            parts.append(Box(tuple(lo), (*hi[:d], common.lo[d], *hi[d + 1 :])))
+        if common.hi[d] < hi[d]:
+            parts.append(Box((*lo[:d], common.hi[d], *lo[d + 1 :]), tuple(hi)))
+        lo[d], hi[d] = common.lo[d], common.hi[d]
+    return parts
+
+
 def whole(shape: tuple[int, ...]) -> Box:
     """The box of a whole tensor."""
     return Box((0,) * len(shape), tuple(shape))
@@ -53,21 +77,40 @@ class Piece(NamedTuple):
 
 
 class Grid(NamedTuple):
-    """Cells cut by the edges of B boxes: ``lo``, ``hi`` (C, D), ``inside`` (C, B): whether the cell lies in the box."""
+    """Cells cut by the edges of B boxes: ``cuts`` by dimension, ``inside`` (C, B): whether the cell lies in the box.
 
-    lo: Ints
-    hi: Ints
+    C is the product of ``len(cut) - 1``, row-major.
+    """
+
+    cuts: tuple[Ints, ...]
     inside: Bools
+
+    def bounds(self) -> tuple[Ints, Ints]:
+        """lo and hi of the cells, (C, D)."""
+        return _product([cut[:-1] for cut in self.cuts]), _product([cut[1:] for cut in self.cuts])
 
 
 def grid(lo: Ints, hi: Ints) -> Grid:
     """The common refinement of boxes ``lo``, ``hi`` (B, D): every cell is inside or outside of each box."""
-    cuts = [np.unique(np.concatenate([lo[:, d], hi[:, d]])) for d in range(lo.shape[1])]
+    cuts = tuple(np.unique(np.concatenate([lo[:, d], hi[:, d]])) for d in range(lo.shape[1]))
     inside = np.ones((1, len(lo)), dtype=bool)
     for d, cut in enumerate(cuts):
         axis = (lo[:, d] <= cut[:-1, None]) & (cut[1:, None] <= hi[:, d])
         inside = (inside[:, None, :] & axis[None, :, :]).reshape(-1, len(lo))
-    return Grid(_product([cut[:-1] for cut in cuts]), _product([cut[1:] for cut in cuts]), inside)
+    return Grid(cuts, inside)
+
+
+def coarsen(cuts: tuple[Ints, ...], labels: Ints) -> tuple[tuple[Ints, ...], Ints]:
+    """Drop each cut whose two sides carry equal labels everywhere; labels (C,) of the cells that remain."""
+    table = labels.reshape([len(cut) - 1 for cut in cuts])
+    result = []
+    for d, cut in enumerate(cuts):
+        flat = np.moveaxis(table, d, 0).reshape(len(cut) - 1, -1)
+        keep = np.ones(len(cut), dtype=bool)
+        keep[1:-1] = (flat[1:] != flat[:-1]).any(axis=1)
+        table = np.compress(keep[:-1], table, axis=d)
+        result.append(cut[keep])
+    return tuple(result), table.ravel()
 
 
 def _product(columns: list[Ints]) -> Ints:
@@ -81,11 +124,11 @@ def missing(shape: tuple[int, ...], lo: Ints, hi: Ints) -> Box | None:
     full = np.ones((1, lo.shape[1]), dtype=np.int64)
     full[0, :dims] = shape
     cells = grid(np.concatenate([np.zeros_like(full), lo]), np.concatenate([full, hi]))
-    bare = np.flatnonzero(cells.inside[:, 0] & ~cells.inside[:, 1:].any(axis=1))
+    bare: Ints = np.flatnonzero(cells.inside[:, 0] & ~cells.inside[:, 1:].any(axis=1))
     if not len(bare):
         return None
-    first = bare[0]
-    return Box(tuple(cells.lo[first, :dims].tolist()), tuple(cells.hi[first, :dims].tolist()))
+    low, high = cells.bounds()
+    return Box(tuple(low[bare[0], :dims].tolist()), tuple(high[bare[0], :dims].tolist()))
 
 
 def views_overlap(a: int, dims_a: list[tuple[int, int]], b: int, dims_b: list[tuple[int, int]]) -> bool:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from refitd.layout.layout import Layout
 
 _KIND = "layout"
-MAX_DIMS = 16
+MAX_DIMS = 8
 _Fact = tuple[tuple[int, ...], str]
 
 

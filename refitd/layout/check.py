@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from refitd.errors import InputError
-from refitd.layout.box import Ints, Piece, view_dims, views_overlap
+from refitd.layout.box import Bools, Ints, Piece, view_dims, views_overlap
 from refitd.layout.dtypes import ITEMSIZE
 
 if TYPE_CHECKING:
@@ -56,11 +56,11 @@ def _geometry(layout: Layout) -> list[InputError]:
     for row, (shape, _dtype) in zip(shapes, layout.tensors.values(), strict=True):
         row[: len(shape)] = shape[: lo.shape[1]]
     numel = np.array([count for count, _ in layout.storages.values()], dtype=np.int64)
-    outside_tensor = ((hi > shapes[tensor]) | (lo >= hi)).any(axis=1)
-    outside_storage = last_addresses(base, lo, hi, strides) >= numel[storage]
+    outside_tensor: Bools = ((hi > shapes[tensor]) | (lo >= hi)).any(axis=1)
+    outside_storage: Bools = last_addresses(base, lo, hi, strides) >= numel[storage]
     dtype_of = np.array([dtype for _, dtype in layout.tensors.values()])
-    other_dtype = dtype_of[tensor] != np.array([dtype for _, dtype in layout.storages.values()])[storage]
-    wrong = np.flatnonzero(np.asarray(outside_tensor | outside_storage | other_dtype))
+    other_dtype: Bools = dtype_of[tensor] != np.array([dtype for _, dtype in layout.storages.values()])[storage]
+    wrong: Ints = np.flatnonzero(outside_tensor | outside_storage | other_dtype)
     pieces = layout.pieces() if len(wrong) else ()
     return [
         error
@@ -92,10 +92,10 @@ def _overlaps(layout: Layout) -> list[InputError]:
         return []
     pieces = layout.pieces()
     by_storage: dict[int, list[tuple[int, int, Piece]]] = {}
-    columns = layout.columns
-    last = last_addresses(columns.base, columns.lo, columns.hi, columns.strides)
+    base, lo, hi, strides = layout.columns[2:]
+    last = last_addresses(base, lo, hi, strides)
     for i in rows.tolist():
-        by_storage.setdefault(int(storage[i]), []).append((int(columns.base[i]), int(last[i]), pieces[i]))
+        by_storage.setdefault(int(storage[i]), []).append((int(base[i]), int(last[i]), pieces[i]))
     return [error for entries in by_storage.values() for error in _sweep(sorted(entries))]
 
 

@@ -37,8 +37,8 @@ class Layout:
 
     ``tensors``: name -> (global shape, dtype); ``storages``: name -> (elements, dtype); ``keep``: fnmatch patterns of
     storages that the trainer does not own; ``tied``: alias -> canonical tensor name. ``patterns`` (P, 3, D) has lo, hi
-    and strides, ``pattern_fact`` (P,) the index of its (shape, dtype) in ``facts``, ``instances`` (N, 4) tensor, storage,
-    base offset, pattern. Names are numbered in sorted order, pieces are sorted: equal geometry has equal bytes.
+    and strides, ``pattern_fact`` (P,) the index of its (shape, dtype) in ``facts``, ``instances`` (N, 4) tensor,
+    storage, base offset, pattern. Names are numbered in sorted order, pieces are sorted: equal geometry has equal bytes.
     """
 
     def __init__(self, parts: build.Parts) -> None:
@@ -110,6 +110,10 @@ class Layout:
 
     def pieces(self) -> tuple[Piece, ...]:
         """All pieces, sorted by tensor and box."""
+        return self._pieces
+
+    @cached_property
+    def _pieces(self) -> tuple[Piece, ...]:
         names, storages = self.tensor_names, self.storage_names
         result = []
         for (t, s, base, p), (lo, hi, strides) in zip(

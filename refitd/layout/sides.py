@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import combinations, groupby
 
 import numpy as np
 
@@ -25,8 +26,8 @@ def check_match(sources: Side, destinations: Side) -> None:
     """Raise MismatchError with every difference that forbids a refit.
 
     A tensor that the destinations need and no source has; another shape; a cast that is not allowed; a destination
-    storage that nothing fills and no ``keep`` names; a destination view that overlaps itself. Tensors that only the
-    sources have are no error.
+    storage that nothing fills and no ``keep`` names; a destination view that overlaps itself; an element that one destination
+    rank has twice under one name. Tensors that only the sources have are no error.
     """
     bad = [*_tensor_differences(sources, destinations), *_unfilled(destinations)]
     if bad:
@@ -108,7 +109,7 @@ def _arrays(boxes: list[tuple[tuple[int, ...], tuple[int, ...]]]) -> tuple[Ints,
 
 def _tensor_differences(sources: Side, destinations: Side) -> Iterator[InputError]:
     known = facts_of(sources)
-    for name, (key, (shape, dtype)) in _needed(destinations).items():
+    for (name, (shape, dtype)), key in _needed(destinations).items():
         found = source_name(name, destinations, known)
         if found is None:
             yield InputError(f"tensor {name}", "a source that has it", f"none; {key} needs it")
@@ -117,18 +118,17 @@ def _tensor_differences(sources: Side, destinations: Side) -> Iterator[InputErro
         if source_shape != shape:
             yield InputError(f"tensor {name}", f"shape {source_shape} as {first} reports", f"shape {shape} on {key}")
         elif not cast_allowed(source_dtype, dtype):
-            yield InputError(
-                f"tensor {name}", f"a dtype that {source_dtype} of {first} may be cast to", f"{dtype} on {key}"
-            )
+            expected = f"a dtype that {source_dtype} of {first} may be cast to"
+            yield InputError(f"tensor {name}", expected, f"{dtype} on {key}")
 
 
-def _needed(destinations: Side) -> dict[str, tuple[str, Fact]]:
-    """Tensors with at least one piece to fill -> (rank, fact), once for each tensor."""
-    needed: dict[str, tuple[str, Fact]] = {}
+def _needed(destinations: Side) -> dict[tuple[str, Fact], str]:
+    """(tensor, fact) with at least one piece to fill -> the first rank that says so, in sorted order."""
+    needed: dict[tuple[str, Fact], str] = {}
     for key in sorted(destinations):
         layout = destinations[key]
         for piece in wanted(layout):
-            needed.setdefault(piece.tensor, (key, layout.tensors[piece.tensor]))
+            needed.setdefault((piece.tensor, layout.tensors[piece.tensor]), key)
     return dict(sorted(needed.items()))
 
 
@@ -141,7 +141,18 @@ def _unfilled(destinations: Side) -> Iterator[InputError]:
                 yield InputError(
                     f"storage {name} of {key}", "a piece in it, or a keep pattern that names it", "neither"
                 )
-        for piece in wanted(layout):
+        yield from _unwritable(key, layout)
+
+
+def _unwritable(key: str, layout: Layout) -> Iterator[InputError]:
+    for name, group in groupby(wanted(layout), key=lambda piece: piece.tensor):
+        pieces = list(group)
+        for piece in pieces:
             if overlaps_itself(piece.box, piece.strides):
-                field = f"piece of {piece.tensor} in {piece.storage} of {key}"
-                yield InputError(field, "a view without elements that share an address", f"strides {piece.strides}")
+                field = f"piece of {name} in {piece.storage} of {key}"
+                yield InputError(field, "a view whose elements share no address", f"strides {piece.strides}")
+        for a, b in combinations(pieces, 2):
+            if (twice := a.box.intersect(b.box)) is not None:
+                field = f"tensor {name} of {key}"
+                got = f"{twice} in {a.storage} and {b.storage}"
+                yield InputError(field, "each element once on a destination rank (a copy needs its own name)", got)
