@@ -40,7 +40,13 @@ _OPTIONS: tuple[tuple[str, str | int], ...] = (
     ("grpc.max_reconnect_backoff_ms", 1_000),
 )
 # A write that ended with UNAVAILABLE for one of these reasons never reached the log.
-_NOTHING_WRITTEN = ("failed to connect", "connection refused", "no leader", "dns resolution failed")
+_NOTHING_WRITTEN = (
+    "failed to connect",
+    "connections to all backends failing",
+    "connection refused",
+    "no leader",
+    "dns resolution failed",
+)
 _BAD_CREDENTIALS = ("authentication failed", "user name is empty", "auth", "invalid auth token")
 _UNKNOWN_OUTCOME = (
     grpc.StatusCode.DEADLINE_EXCEEDED,
