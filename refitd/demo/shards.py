@@ -184,9 +184,14 @@ def _places(parts: Parts, full: Weights) -> Iterator[tuple[str, Part, int]]:
             start += part.cut(full[part.tensor]).numel()
 
 
+def raw(tensor: Tensor) -> memoryview:
+    """The bytes of a contiguous tensor, in place."""
+    return memoryview(tensor.view(torch.uint8).numpy())  # type: ignore[arg-type]
+
+
 def digest(storages: Mapping[str, Tensor]) -> str:
     """Hex digest over the bytes of all storages, in the order of their names."""
     state = xxhash.xxh3_128()
     for name in sorted(storages):
-        state.update(storages[name].view(torch.uint8).numpy())
+        state.update(raw(storages[name]))
     return state.hexdigest()

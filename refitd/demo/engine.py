@@ -1,0 +1,115 @@
+"""The body of an engine process: serve, and take new weights at a step boundary, together with its replica.
+
+Serving is a digest over all weights: whatever a rank would have computed with, the driver learns of. The lead asks for
+tickets; the driver carries each to every rank, as an engine's own control plane would.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import refitd
+from refitd.demo.model import settle
+from refitd.demo.nursery import Options
+from refitd.demo.shards import digest, engine_layout, engine_storages, raw
+from refitd.demo.weights import Spec
+from refitd.errors import RefitdError
+from refitd.hook.messages import Ticket
+from refitd.hook.wire import Connection, Message
+
+POLL_SECONDS = 0.004
+RECEIVE_SECONDS = 60.0
+
+
+class EngineBody:
+    """One rank. It serves only while the driver says that the whole replica does, and never while it is dirty."""
+
+    def __init__(self, options: Options, driver: Connection, spec: Spec) -> None:
+        self._options, self._driver = options, driver
+        self.storages = engine_storages(spec, options["rank"])
+        self.hook = refitd.connect_engine(
+            job=options["job"], replica=options["replica"], rank=options["rank"], world_size=options["world"]
+        )
+        self.hook.register(engine_layout(spec, options["rank"]), mode=options["mode"])
+        self.serving = False
+        self._served: tuple[int, str] | None = None
+        self._forwarded: Ticket | None = None
+
+    def loop(self) -> None:
+        """Serve until the driver hangs up (EOFError)."""
+        self._tell("ready")
+        rest = POLL_SECONDS
+        while True:
+            try:
+                command, _fds = self._driver.receive(timeout=rest)
+                self._obey(command)
+            except TimeoutError:
+                rest = max(POLL_SECONDS, 8 * self._turn())
+
+    def _turn(self) -> float:
+        """One step of the engine and its boundary; returns the seconds that it took."""
+        began = time.monotonic()
+        if self.serving and not self.hook.dirty:
+            self._serve()
+        if self._options["rank"] == 0:
+            self._ask()
+        return time.monotonic() - began
+
+    def _serve(self) -> None:
+        step = self.hook.step
+        if step is not None and (served := (step, digest(self.storages))) != self._served:
+            self._served = served
+            self._tell("serving", step=step, digest=served[1])
+
+    def _ask(self) -> None:
+        """Between two steps, ask for new weights; from here on the replica waits for the driver."""
+        ticket = self.hook.pending()
+        if ticket is not None and ticket != self._forwarded:
+            self._forwarded = ticket
+            self.serving = False
+            self._tell("ticket", ticket=ticket.to_json())
+
+    def _obey(self, command: Message) -> None:
+        match command["do"]:
+            case "serve":
+                self.serving = True
+                self._turn()
+            case "hold":
+                self.serving, self._served = False, None
+            case "ticket":
+                self._switch(Ticket.from_json(command["ticket"]))
+            case "dump":
+                self._dump(Path(command["path"]))
+
+    def _switch(self, ticket: Ticket) -> None:
+        self.serving, self._served = False, None
+        why = ""
+        try:
+            if ticket.kind == "receive":
+                self.hook.receive(ticket, self.storages, timeout=RECEIVE_SECONDS)
+            else:
+                self.hook.apply(ticket, self.storages)
+        except RefitdError as error:  # the lead asks again; a dirty rank stays out of service
+            why = f"{type(error).__name__}: {error}"
+            self._forwarded = None
+        self._tell("switched", ticket=ticket.to_json(), ok=not why, why=why)
+
+    def _dump(self, path: Path) -> None:
+        """All storages, in the order of their names, for the driver's comparison."""
+        with path.open("wb") as out:
+            for name in sorted(self.storages):
+                out.write(raw(self.storages[name]))
+        self._tell("dumped", path=str(path))
+
+    def _tell(self, event: str, **facts: Any) -> None:
+        self._driver.send({"event": event, "at": time.monotonic(), **facts})
+
+
+def run(options: Options, driver: Connection, spec: Spec) -> None:
+    """Serve until the driver hangs up. ``options``: job, replica, rank, world, mode, socket."""
+    settle()
+    os.environ["REFITD_SOCKET"] = options["socket"]
+    EngineBody(options, driver, spec).loop()

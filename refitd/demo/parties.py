@@ -1,0 +1,191 @@
+"""The driver's picture of its clients: trainers, engines, and replicas that switch together."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from refitd.demo.cluster import Daemon
+from refitd.demo.ledger import Ledger
+from refitd.hook.wire import Decoder, Message, encode
+
+OnMessage = Callable[["Client", Message], None]
+
+
+@dataclass
+class Client:
+    """A trainer or an engine process. ``down``: dead or stopped on purpose; ``deaths`` counts ends nobody ordered."""
+
+    name: str
+    options: dict[str, Any]
+    daemon: Daemon
+    log: Path
+    pid: int = 0
+    ready: bool = False
+    down: bool = False
+    lives: int = 0
+    _sock: socket.socket | None = None
+    _pump: asyncio.Task[None] | None = None
+
+    @property
+    def trains(self) -> bool:
+        return bool(self.options["role"] == "trainer")
+
+    @property
+    def usable(self) -> bool:
+        """Whether it and the daemon of its node run."""
+        return self.ready and not self.down and not self.daemon.down
+
+    def attach(self, pid: int, sock: socket.socket, on_message: OnMessage, on_end: Callable[[Client], None]) -> None:
+        """Begin a life as process ``pid`` with ``sock`` to talk to it."""
+        self.pid, self._sock, self.ready, self.down = pid, sock, False, False
+        self.lives += 1
+        sock.setblocking(False)
+        self._pump = asyncio.create_task(self._read(sock, on_message, on_end))
+
+    async def _read(self, sock: socket.socket, on_message: OnMessage, on_end: Callable[[Client], None]) -> None:
+        loop, decoder = asyncio.get_running_loop(), Decoder()
+        with sock:
+            try:
+                while data := await loop.sock_recv(sock, 1 << 16):
+                    decoder.feed(data)
+                    while (frame := decoder.pop()) is not None:
+                        on_message(self, frame[0])
+            except ConnectionError:
+                pass
+        if self._sock is sock:
+            self._sock, self.ready = None, False
+            on_end(self)
+
+    def tell(self, **command: Any) -> None:
+        """Send a command; a client that is gone hears nothing."""
+        if self._sock is not None:
+            try:
+                self._sock.send(encode(command))
+            except OSError:
+                self.ready = False
+
+    async def close(self) -> None:
+        """Hang up and wait for the pump."""
+        if self._pump is not None:
+            self._sock = None
+            self._pump.cancel()
+            await asyncio.gather(self._pump, return_exceptions=True)
+
+
+@dataclass
+class Trainer(Client):
+    """What a trainer last said, by step."""
+
+    released: dict[int, str] = field(default_factory=dict)
+    reported: dict[int, dict[str, Any] | None] = field(default_factory=dict)
+    published: dict[int, float] = field(default_factory=dict)
+
+    def hear(self, message: Message) -> None:
+        match message["event"]:
+            case "ready":
+                self.ready = True
+            case "publish":
+                self.published[message["step"]] = message["at"]
+            case "released":
+                self.released[message["step"]] = message["outcome"]
+            case "report":
+                self.reported[message["step"]] = message["report"]
+
+
+@dataclass
+class Engine(Client):
+    """What an engine rank serves (``step``; None while it does not), and the last ticket that it took."""
+
+    step: int | None = None
+    taken: dict[str, Any] | None = None
+    switched_at: float = 0.0
+    dumped: str = ""
+
+    @property
+    def replica(self) -> str:
+        return str(self.options["replica"])
+
+    @property
+    def rank(self) -> int:
+        return int(self.options["rank"])
+
+
+@dataclass
+class Replica:
+    """Engine ranks that step together: a ticket goes to all of them, and they serve again when all took it."""
+
+    name: str
+    engines: list[Engine]
+    ledger: Ledger
+    ticket: dict[str, Any] | None = None
+    failures: list[str] = field(default_factory=list)
+
+    @property
+    def live(self) -> bool:
+        return all(engine.usable for engine in self.engines)
+
+    @property
+    def step(self) -> int | None:
+        """The step that all ranks serve; None where they do not serve as one."""
+        steps = {engine.step for engine in self.engines}
+        return steps.pop() if len(steps) == 1 else None
+
+    @property
+    def switched_at(self) -> float:
+        """When the last rank had the newest weights (CLOCK_MONOTONIC)."""
+        return max(engine.switched_at for engine in self.engines)
+
+    def hear(self, engine: Engine, message: Message) -> None:
+        """Take in what one of the ranks said."""
+        match message["event"]:
+            case "ready":
+                engine.ready = True
+            case "ticket":
+                self.hold()
+                self.ticket = message["ticket"]
+                for each in self.engines:
+                    each.tell(do="ticket", ticket=self.ticket)
+            case "switched":
+                self._switched(engine, message)
+            case "serving":
+                engine.step = message["step"]
+                self.ledger.served(self.name, engine.rank, message["step"], message["digest"])
+            case "dumped":
+                engine.dumped = message["path"]
+
+    def hold(self) -> None:
+        """No rank steps: one of them died, or all are about to switch."""
+        self.ledger.hold(self.name)
+        for each in self.engines:
+            each.step, each.taken = None, None
+            each.tell(do="hold")
+
+    def _switched(self, engine: Engine, message: Message) -> None:
+        if not message["ok"]:
+            self.failures.append(f"{engine.name}: {message['why']}")
+            return
+        engine.taken, engine.switched_at = message["ticket"], message["at"]
+        if all(each.taken == self.ticket for each in self.engines):
+            for each in self.engines:
+                each.tell(do="serve")
+
+
+async def until(condition: Callable[[], bool], changed: asyncio.Event, seconds: float) -> bool:
+    """Wait until ``condition`` holds, looking whenever ``changed`` is set; False after ``seconds``."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        left = deadline - time.monotonic()
+        if left <= 0:
+            return False
+        changed.clear()
+        try:
+            await asyncio.wait_for(changed.wait(), min(left, 0.25))
+        except TimeoutError:
+            continue
+    return True
