@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 from refitd.errors import ProtocolError
 from refitd.hook import wire
+from refitd.hook.session import Outbox
 from refitd.hook.wire import Message
 
 PING_SECONDS = 0.5
@@ -38,7 +39,7 @@ class MoverHandle:
         self._on_message, self._on_exit = on_message, on_exit
         self._loop = asyncio.get_running_loop()
         self._gone: asyncio.Future[None] = self._loop.create_future()
-        self._outbox: deque[tuple[memoryview, list[int]]] = deque()
+        self._outbox = Outbox(sock)
         self._blocked_since: float | None = None
         self._pings: deque[tuple[int, float]] = deque()  # sent and not answered
         self._ping_count = 0
@@ -58,11 +59,7 @@ class MoverHandle:
         """Queue a message and copies of its descriptors. Messages to a dead mover are dropped: `on_exit` tells."""
         if not self.alive or not self._reading:
             return
-        frame = memoryview(wire.encode(message, len(fds)))
-        for start in range(0, len(fds), wire.FD_BATCH):
-            self._outbox.append((frame[:1], [os.dup(fd) for fd in fds[start : start + wire.FD_BATCH]]))
-            frame = frame[1:]
-        self._outbox.append((frame, []))
+        self._outbox.push(message, fds)
         self._flush()
 
     def ping(self) -> None:
@@ -101,25 +98,16 @@ class MoverHandle:
 
     def _flush(self) -> None:
         try:
-            while self._outbox:
-                self._send_first()
-            self._blocked_since = None
-            self._loop.remove_writer(self._sock)
-        except BlockingIOError:
-            if self._blocked_since is None:
-                self._blocked_since = time.monotonic()
-                self._loop.add_writer(self._sock, self._flush)
+            self._outbox.flush()
         except OSError:
             self._hang_up()
-
-    def _send_first(self) -> None:
-        data, fds = self._outbox[0]
-        sent = socket.send_fds(self._sock, [data], fds) if fds else self._sock.send(data)
-        _close_all(fds)
-        if sent < len(data):
-            self._outbox[0] = (data[sent:], [])
-        else:
-            self._outbox.popleft()
+            return
+        if not self._outbox.nbytes:
+            self._blocked_since = None
+            self._loop.remove_writer(self._sock)
+        elif self._blocked_since is None:
+            self._blocked_since = time.monotonic()
+            self._loop.add_writer(self._sock, self._flush)
 
     def _readable(self) -> bool:
         """Take what has arrived; False when there was nothing to take."""
@@ -164,9 +152,7 @@ class MoverHandle:
         self._timer.cancel()
         self._sock.close()
         self._decoder.close()
-        for _data, fds in self._outbox:
-            _close_all(fds)
-        self._outbox.clear()
+        self._outbox.close()
         self._gone.set_result(None)
         try:
             self._on_exit(self)

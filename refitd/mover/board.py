@@ -1,0 +1,66 @@
+"""What the workers of one lane share: the current round, the state of each edge, and the order to stop."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+from refitd.mover.round import Edge, Round
+
+
+@dataclass(frozen=True, slots=True)
+class LaneFacts:
+    """Names one lane under one token, and what its edges must prove to each other."""
+
+    job: str
+    lane: str
+    token: int
+    rank: str
+    secret: str
+    digest: str
+
+
+class Board:
+    """Guarded by ``cond``; workers wait on it and the lane's supervisor reads it."""
+
+    def __init__(self, facts: LaneFacts) -> None:
+        self.facts = facts
+        self.cond = threading.Condition()
+        self.stopping = False
+        self.round: Round | None = None
+        self.warm: set[Edge] = set()
+        self.broken: dict[Edge, str] = {}
+
+    def mark_warm(self, edge: Edge) -> None:
+        with self.cond:
+            self.warm.add(edge)
+            self.cond.notify_all()
+
+    def break_edge(self, edge: Edge, reason: str) -> None:
+        """Record that ``edge`` is of no more use under this token. Ignored while stopping: that is our own doing."""
+        with self.cond:
+            if self.stopping:
+                return
+            self.broken.setdefault(edge, reason)
+            if self.round is not None:
+                self.round.fail(edge, reason)
+            self.cond.notify_all()
+
+    def next_round(self, after: Round | None) -> Round | None:
+        """Wait for a round other than ``after``; None when the lane stops."""
+        with self.cond:
+            self.cond.wait_for(lambda: self.stopping or (self.round is not None and self.round is not after))
+            return None if self.stopping else self.round
+
+    def round_for(self, attempt: int) -> Round | None:
+        """Wait until a round of at least ``attempt`` is current and return it; None when the lane stops."""
+        with self.cond:
+            self.cond.wait_for(
+                lambda: self.stopping or (self.round is not None and self.round.options.attempt >= attempt)
+            )
+            return None if self.stopping else self.round
+
+    def stop(self) -> None:
+        with self.cond:
+            self.stopping = True
+            self.cond.notify_all()

@@ -1,0 +1,199 @@
+"""The mover process: a control loop over the daemon's commands. Lanes do the work in threads of their own."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from refitd.errors import InputError, ProtocolError
+from refitd.hook.memfd import read_document
+from refitd.hook.wire import Connection, Message
+from refitd.mover.board import LaneFacts
+from refitd.mover.commands import check_command, parse_connect, parse_run
+from refitd.mover.lane import Lane
+from refitd.mover.memory import Memory, mount, raise_descriptor_limit
+from refitd.plan.program import Program
+
+
+class Mover:
+    """Carries out commands for rank ``key``. ``send`` reports to the daemon and may be called from any thread."""
+
+    def __init__(self, key: str, send: Callable[[Message], None]) -> None:
+        self.key = key
+        self._send = send
+        self._memories: dict[str, Memory] = {}
+        self._lanes: dict[str, Lane] = {}
+        self._revoked: dict[str, int] = {}
+        self._early: dict[tuple[str, int], list[tuple[str, socket.socket]]] = {}
+        self._handlers: Mapping[str, Callable[[Message, list[int]], None]] = {
+            "mount": self._mount, "unmount": self._unmount, "build": self._build, "edge": self._edge,
+            "run": self._run, "ready": self._ready, "revoke": self._revoke, "ping": self._ping,
+        }  # fmt: skip
+
+    def handle(self, message: Message, fds: list[int]) -> bool:
+        """Carry out one command and close its ``fds``; False after ``quit``. Raises InputError where it is corrupt."""
+        try:
+            kind = check_command(message)
+            if kind == "quit":
+                return False
+            self._handlers[kind](message, fds)
+        finally:
+            for fd in fds:
+                os.close(fd)
+        return True
+
+    def close(self) -> None:
+        """Revoke every lane and let go of all memory."""
+        for lane in self._lanes.values():
+            lane.revoke()
+        self._lanes.clear()
+        self._memories.clear()
+        self._drop_early(lambda _key: True)
+
+    # -- memory
+
+    def _mount(self, message: Message, fds: list[int]) -> None:
+        key = message["memory"]
+        try:
+            self._memories[key] = mount(message, fds)
+        except (ProtocolError, OSError) as error:
+            self._memories.pop(key, None)
+            self._send({"kind": "failed", "memory": key, "reason": f"{type(error).__name__}: {error}"})
+        else:
+            self._send({"kind": "mounted", "memory": key})
+
+    def _unmount(self, message: Message, _fds: list[int]) -> None:
+        self._memories.pop(message["memory"], None)
+        self._send({"kind": "unmounted", "memory": message["memory"]})
+
+    # -- lanes
+
+    def _build(self, message: Message, fds: list[int]) -> None:
+        name, token = message["lane"], message["token"]
+        current = self._lanes.get(name)
+        if self._is_stale(message) or (current is not None and current.token >= token):
+            self._refuse(message, "stale token")
+            return
+        if current is not None:
+            current.revoke()
+            self._revoked[name] = max(current.token, self._revoked.get(name, 0))
+        program = self._program(message["rank"], fds)
+        facts = LaneFacts(message["job"], name, token, message["rank"], message["secret"], program.plan_digest)
+        connect, accept = parse_connect(message), message["accept"]
+        lane = Lane(facts, program, self._memories, self._send, connect, accept, message.get("timeout", 10.0))
+        self._lanes[name] = lane
+        lane.start()
+        for src, sock in self._early.pop((name, token), ()):
+            lane.attach(src, sock)
+        self._drop_early(lambda key: key[0] == name and key[1] < token)
+
+    def _edge(self, message: Message, fds: list[int]) -> None:
+        if len(fds) != 1:
+            raise ProtocolError("edge fds", "one connection", str(len(fds)))
+        sock = socket.socket(fileno=fds.pop())
+        name, token = message["lane"], message["token"]
+        lane = self._lanes.get(name)
+        if lane is not None and lane.token == token:
+            lane.attach(message["src"], sock)
+        elif self._is_stale(message) or (lane is not None and lane.token > token):
+            sock.close()
+        else:
+            self._early.setdefault((name, token), []).append((message["src"], sock))
+
+    def _run(self, message: Message, fds: list[int]) -> None:
+        lane = self._current(message)
+        if lane is not None:
+            lane.run(parse_run(message), self._program(lane.facts.rank, fds) if fds else None)
+
+    def _ready(self, message: Message, _fds: list[int]) -> None:
+        lane = self._current(message)
+        if lane is not None:
+            lane.ready(message["attempt"], message["src"], message["word"])
+
+    def _revoke(self, message: Message, _fds: list[int]) -> None:
+        name, token = message["lane"], message["token"]
+        self._revoked[name] = max(token, self._revoked.get(name, 0))
+        verified: list[int] = []
+        if (lane := self._lanes.get(name)) is not None and lane.token <= token:
+            verified = self._lanes.pop(name).revoke()
+        self._drop_early(lambda key: key[0] == name and key[1] <= token)
+        self._send({"kind": "revoked", "lane": name, "token": token, "verified": verified})
+
+    def _ping(self, message: Message, _fds: list[int]) -> None:
+        self._send({"kind": "pong", "n": message["n"]})
+
+    # -- helpers
+
+    def _current(self, message: Message) -> Lane | None:
+        """The lane that the message is about, or None after it was refused."""
+        lane = self._lanes.get(message["lane"])
+        if lane is not None and lane.token == message["token"]:
+            return lane
+        stale = self._is_stale(message) or (lane is not None and lane.token > message["token"])
+        self._refuse(message, "stale token" if stale else "lane is not built")
+        return None
+
+    def _is_stale(self, message: Message) -> bool:
+        return int(message["token"]) <= self._revoked.get(message["lane"], -1)
+
+    def _refuse(self, message: Message, reason: str) -> None:
+        known = {name: message[name] for name in ("lane", "token")}
+        attempt = message.get("attempt", 0)
+        self._send({"kind": "failed", **known, "attempt": attempt, "edge": None, "reason": reason, "verified": []})
+
+    def _program(self, rank: str, fds: list[int]) -> Program:
+        if len(fds) != 1:
+            raise ProtocolError("program", "one sealed memfd", f"{len(fds)} descriptors")
+        program = Program.from_bytes(read_document(fds[0], "program"))
+        if program.rank != rank:
+            raise ProtocolError("program rank", rank, program.rank)
+        return program
+
+    def _drop_early(self, chosen: Callable[[tuple[str, int]], bool]) -> None:
+        for key in [key for key in self._early if chosen(key)]:
+            for _src, sock in self._early.pop(key):
+                sock.close()
+
+
+class _Reporter:
+    """One socket, many threads. A daemon that is gone ends the process: nobody is left to work for."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection, self._lock = connection, threading.Lock()
+
+    def send(self, message: Message) -> None:
+        try:
+            with self._lock:
+                self._connection.send(message)
+        except OSError:
+            os._exit(1)
+
+
+def main(sock: socket.socket, key: str) -> int:
+    """Serve the daemon at the other end of ``sock`` until it hangs up or says quit; the process's exit status."""
+    raise_descriptor_limit()
+    threading.excepthook = _fatal
+    connection = Connection(sock)
+    reporter = _Reporter(connection)
+    mover = Mover(key, reporter.send)
+    reporter.send({"kind": "started", "pid": os.getpid()})
+    try:
+        while mover.handle(*connection.receive()):
+            pass
+    except (EOFError, ConnectionError):
+        return 0
+    except InputError as error:
+        print(f"mover {key}: corrupt command: {error}", file=sys.stderr)  # noqa: T201  the daemon's log has our stderr
+        return 1
+    return 0
+
+
+def _fatal(args: Any) -> None:
+    """A thread that dies of an error nobody foresaw takes the mover with it: the daemon starts a sound one."""
+    sys.__excepthook__(args.exc_type, args.exc_value, args.exc_traceback)
+    sys.stderr.flush()
+    os._exit(1)

@@ -1,0 +1,162 @@
+"""One lane under one token: its transports, its rounds, and what the daemon is told about them."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from refitd.hook.wire import Message
+from refitd.mover.board import Board, LaneFacts
+from refitd.mover.memory import Memory
+from refitd.mover.round import Edge, Round, RunOptions
+from refitd.mover.transport import Transport
+from refitd.mover.transport.peer import PeerTransport
+from refitd.mover.transport.tcp import Address, TcpTransport
+from refitd.mover.watch import PROGRESS_SECONDS, RoundWatch
+from refitd.plan.program import Program
+
+Report = Callable[[Message], None]
+
+
+class Lane:
+    """Commands come from one control thread; a supervisor thread of its own reports to the daemon.
+
+    ``memories`` is the mover's table of mounted memory, shared and live. ``report`` may be called from any thread.
+    """
+
+    def __init__(
+        self,
+        facts: LaneFacts,
+        program: Program,
+        memories: Mapping[str, Memory],
+        report: Report,
+        connect: Sequence[Address] = (),
+        accept: Sequence[str] = (),
+        timeout: float = 10.0,
+    ) -> None:
+        self.facts, self._program, self._memories = facts, program, memories
+        self._board = Board(facts)
+        self._tcp = TcpTransport(self._board, connect, accept, timeout)
+        self._transports: Sequence[Transport] = (self._tcp, PeerTransport(self._board))
+        self._timeout = timeout
+        self._report = report
+        self._ready: dict[tuple[int, str], int] = {}
+        self._told: set[Edge] = set()  # broken edges that the daemon knows of
+        self._watch: RoundWatch | None = None
+        self._supervisor = threading.Thread(target=self._supervise, name=f"lane {facts.lane}", daemon=True)
+
+    @property
+    def token(self) -> int:
+        return self.facts.token
+
+    def start(self) -> None:
+        """Begin to build; ``built`` or ``failed`` is reported."""
+        for transport in self._transports:
+            transport.connect()
+        self._supervisor.start()
+
+    def attach(self, src: str, sock: socket.socket) -> None:
+        """Give the lane a connection that the daemon accepted; the lane owns it from here on."""
+        self._tcp.attach(src, sock)
+
+    def run(self, options: RunOptions, program: Program | None = None) -> None:
+        """Begin a round; one that is under way is halted first. ``program`` replaces the built one for this round."""
+        previous = self._board.round
+        if previous is not None and options.attempt <= previous.options.attempt:
+            self.refuse(options.attempt, f"stale attempt: {previous.options.attempt} is current")
+            return
+        if previous is not None:
+            previous.halt()
+        round_ = Round(program or self._program, options, self._memories, self._board.cond)
+        for transport in self._transports:
+            transport.run(round_)
+        with self._board.cond:
+            round_.ready = {src: word for (attempt, src), word in self._ready.items() if attempt == options.attempt}
+            self._ready = {key: word for key, word in self._ready.items() if key[0] > options.attempt}
+            self._board.round = round_
+            self._board.cond.notify_all()
+
+    def ready(self, attempt: int, src: str, word: int) -> None:
+        """Stage 1 of ``attempt`` may read ``src`` while its loan word is ``word``; may come before the run does."""
+        with self._board.cond:
+            round_ = self._board.round
+            if round_ is not None and attempt == round_.options.attempt:
+                round_.ready[src] = word
+            elif round_ is None or attempt > round_.options.attempt:
+                self._ready[attempt, src] = word
+            self._board.cond.notify_all()
+
+    def revoke(self) -> list[int]:
+        """Stop everything; on return nothing of the lane is read or written (I5). The verified buckets of the round."""
+        self._board.stop()
+        for transport in self._transports:
+            transport.revoke()
+        round_ = self._board.round
+        if round_ is not None:
+            round_.halt()
+        for transport in self._transports:
+            transport.abort()
+            transport.close()
+        self._supervisor.join()
+        return sorted(round_.verified) if round_ is not None else []
+
+    def refuse(self, attempt: int, reason: str) -> None:
+        """Report that a command was not carried out."""
+        self._send("failed", attempt=attempt, edge=None, reason=reason, verified=[])
+
+    # -- the supervisor
+
+    def _send(self, kind: str, **fields: Any) -> None:
+        self._report({"kind": kind, "lane": self.facts.lane, "token": self.facts.token, **fields})
+
+    def _supervise(self) -> None:
+        self._watch_build()
+        while self._wait_for_news():
+            round_ = self._board.round
+            if round_ is not None:
+                if self._watch is None or self._watch.round is not round_:
+                    round_.open()
+                    self._watch = RoundWatch(round_, self._send)
+                self._watch.report()
+            self._report_idle_breaks()
+
+    def _watch_build(self) -> None:
+        edges, board = set(self._tcp.edges), self._board
+        with board.cond:
+            board.cond.wait_for(
+                lambda: board.stopping or board.broken or edges <= board.warm, self._timeout + PROGRESS_SECONDS
+            )
+            stopping, broken, cold = board.stopping, dict(board.broken), edges - board.warm
+        if not stopping and not broken and not cold:
+            self._send("built")
+        elif not stopping:
+            late = f"not built within {self._timeout:g} s: no connection"
+            for edge, reason in (broken or dict.fromkeys(sorted(cold), late)).items():
+                self._report_break(edge, reason)
+
+    def _wait_for_news(self) -> bool:
+        """False when the lane stops. Returns at least every `PROGRESS_SECONDS`."""
+        board = self._board
+        with board.cond:
+            board.cond.wait_for(lambda: board.stopping or self._has_news(), PROGRESS_SECONDS)
+            return not board.stopping
+
+    def _has_news(self) -> bool:
+        round_, watch = self._board.round, self._watch
+        new_round = round_ is not None and (watch is None or watch.round is not round_)
+        return new_round or (watch is not None and watch.has_news()) or len(self._told) < len(self._board.broken)
+
+    def _report_idle_breaks(self) -> None:
+        """Edges that broke outside a round are reported under attempt 0; inside one the round has told."""
+        with self._board.cond:
+            untold = {edge: reason for edge, reason in self._board.broken.items() if edge not in self._told}
+        for edge, reason in untold.items():
+            if self._watch is None or edge not in self._watch.told:
+                self._report_break(edge, reason)
+            self._told.add(edge)
+
+    def _report_break(self, edge: Edge, reason: str) -> None:
+        self._told.add(edge)
+        self._send("failed", attempt=0, edge=list(edge), reason=reason, verified=[])

@@ -1,0 +1,219 @@
+"""One run of a program under one lane token: what is verified, what has moved, and whether it may go on.
+
+Workers touch memory only inside `Round.touching`; `Round.halt` returns when none of them does and none ever will.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from refitd.errors import TransportError
+from refitd.failpoints import failpoint
+from refitd.mover.frames import checksum, plan_tag
+from refitd.mover.memory import Memory
+from refitd.plan import execute
+from refitd.plan.execute import Bytes
+from refitd.plan.program import NETWORK, Bucket, Program
+
+Edge = tuple[str, str]
+WITHDRAWN = "loan withdrawn"
+
+
+class Stopped(Exception):
+    """The round is over for this worker: superseded or revoked."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """What a ``run`` message says beside its program. Times are seconds; ``verify`` is ``trailer`` or ``reread``."""
+
+    attempt: int
+    publication: tuple[int, int]
+    words: Mapping[str, int]
+    progress_timeout: float = 3.0
+    neighbour_timeout: float = 3.0
+    verify: str = "trailer"
+
+
+@dataclass
+class Traffic:
+    """Payload bytes by link, counted at the sockets and copies."""
+
+    rx: Counter[str] = field(default_factory=Counter)
+    tx: Counter[str] = field(default_factory=Counter)
+
+
+class Round:
+    """The state of one run; ``cond`` is the lane's condition, which every change notifies."""
+
+    def __init__(
+        self, program: Program, options: RunOptions, memories: Mapping[str, Memory], cond: threading.Condition
+    ) -> None:
+        self.program, self.options, self.cond = program, options, cond
+        self.rank = program.rank
+        self.incoming = {bucket.id: bucket for bucket in program.receives()}
+        self.outgoing = program.sends()
+        self.verified: set[int] = set()
+        self.sent: set[int] = set()
+        self.ready: dict[str, int] = {}
+        self.failures: dict[Edge, str] = {}
+        self.traffic = Traffic()
+        self.stopped = False
+        self.plan_tag = plan_tag(program.plan_digest)
+        self._memories = memories
+        self._touching = 0
+        self._held = True  # until `open`
+        self._failpoint_due = True
+        self._stage0_left = sum(bucket.stage == 0 for bucket in self.incoming.values())
+        self._checked: dict[str, Memory] = {}
+        self._mirror: Program | None = None  # the program whose sources are our destinations
+        self._skipped: int | None = None
+
+    # -- going on and stopping
+
+    def open(self) -> None:
+        """Let the workers begin. Failpoints that come before the first bucket are reached here."""
+        if self.incoming and failpoint("skip-trailer", role="mover", key=self.rank):
+            self._skipped = next(reversed(self.incoming))
+        if len(self.incoming or self.outgoing) == 1:
+            self._failpoint_due = False
+            failpoint("transfer", role="mover", key=self.rank)
+        self._release()
+
+    def halt(self) -> None:
+        """Stop the round; on return no worker reads or writes memory for it any more."""
+        with self.cond:
+            self.stopped = True
+            self.cond.notify_all()
+            self.cond.wait_for(lambda: self._touching == 0)
+
+    @contextmanager
+    def touching(self) -> Iterator[None]:
+        """Around every read or write of mounted memory. Raises Stopped where the round has ended."""
+        with self.cond:
+            self.cond.wait_for(lambda: self.stopped or not self._held)
+            if self.stopped:
+                raise Stopped
+            self._touching += 1
+        try:
+            yield
+        finally:
+            with self.cond:
+                self._touching -= 1
+                self.cond.notify_all()
+
+    # -- what has happened
+
+    def fail(self, edge: Edge, reason: str) -> None:
+        """Record that nothing more comes by ``edge`` in this round."""
+        with self.cond:
+            self.failures.setdefault(edge, reason)
+            self.cond.notify_all()
+
+    def count_rx(self, link: str, nbytes: int) -> None:
+        with self.cond:
+            self.traffic.rx[link] += nbytes
+
+    def count_tx(self, link: str, nbytes: int) -> None:
+        with self.cond:
+            self.traffic.tx[link] += nbytes
+
+    def mark_verified(self, bucket: Bucket) -> None:
+        """Count ``bucket``; only ever called after its bytes were checked and its lender's word re-read."""
+        with self.cond:
+            self._stage0_left -= bucket.stage == 0
+        self._mark(self.verified, bucket, len(self.incoming))
+
+    def mark_sent(self, bucket: Bucket) -> None:
+        self._mark(self.sent, bucket, 0 if self.incoming else len(self.outgoing))
+
+    def _mark(self, done: set[int], bucket: Bucket, total: int) -> None:
+        with self.cond:
+            done.add(bucket.id)
+            due = self._failpoint_due and len(done) < total
+            self._failpoint_due = self._failpoint_due and not due
+            self._held = self._held or due
+            self.cond.notify_all()
+        if due:
+            failpoint("transfer", role="mover", key=self.rank)
+            self._release()
+
+    def _release(self) -> None:
+        with self.cond:
+            self._held = False
+            self.cond.notify_all()
+
+    def landed(self) -> bool:
+        """Whether everything that comes from sources (stage 0) is verified."""
+        return self._stage0_left == 0
+
+    def finished(self) -> bool:
+        """Whether this rank has verified and sent all that the program has for it."""
+        complete = len(self.verified) == len(self.incoming) and len(self.sent) == len(self.outgoing)
+        return complete and not self.failures
+
+    def expects(self, src: str) -> bool:
+        """Whether buckets from ``src`` over the network are still to come."""
+        if (src, self.rank) in self.failures:
+            return False
+        return any(b.src == src and b.link == NETWORK and i not in self.verified for i, b in self.incoming.items())
+
+    # -- memory
+
+    def lender(self, bucket: Bucket, word: int | None) -> Memory:
+        """The source's memory, provided that its loan word is ``word``. Raises TransportError."""
+        memory = self._memory(bucket, bucket.src)
+        if word is None:
+            raise TransportError((bucket.src, bucket.dst), f"no loan word for {bucket.src}")
+        self.require_loan(bucket, memory, word)
+        return memory
+
+    def require_loan(self, bucket: Bucket, memory: Memory, word: int | None) -> None:
+        """Raises TransportError where the lender has changed its loan word."""
+        if memory.word != word:
+            raise TransportError((bucket.src, bucket.dst), WITHDRAWN)
+
+    def write(self, bucket: Bucket, payload: Bytes) -> None:
+        """Scatter a checked payload into this rank's memory; with ``reread`` it is read back and compared."""
+        if bucket.id == self._skipped:
+            return
+        memory = self._destination(bucket)
+        execute.unpack(self.program, bucket, payload, memory.arrays)
+        if self.options.verify == "reread":
+            self._reread(bucket, payload, memory)
+
+    def copy(self, bucket: Bucket, source: Memory, scratch: Bytes) -> None:
+        """Move a bucket from mounted memory into this rank's memory; ``scratch`` holds at least ``nbytes``."""
+        if self.options.verify == "reread":
+            self.write(bucket, execute.pack(self.program, bucket, source.arrays, scratch))
+        elif bucket.id != self._skipped:
+            execute.copy(self.program, bucket, source.arrays, self._destination(bucket).arrays)
+
+    def _memory(self, bucket: Bucket, key: str) -> Memory:
+        memory = self._memories.get(key)
+        if memory is None:
+            raise TransportError((bucket.src, bucket.dst), f"memory of {key} is not mounted")
+        if self._checked.get(key) is not memory:
+            memory.check([ref for ref in self.program.storages if ref.rank == key])
+            self._checked[key] = memory
+        return memory
+
+    def _destination(self, bucket: Bucket) -> Memory:
+        memory = self._memory(bucket, self.rank)
+        if not memory.writable:
+            raise TransportError((bucket.src, bucket.dst), f"memory of {self.rank} is not writable")
+        return memory
+
+    def _reread(self, bucket: Bucket, payload: Bytes, memory: Memory) -> None:
+        if self._mirror is None:
+            moves = self.program.moves
+            self._mirror = replace(self.program, moves=np.concatenate([moves[:, 4:8], moves[:, 4:]], axis=1))
+        back = execute.pack(self._mirror, bucket, memory.arrays)
+        if checksum(back.data, bucket.id) != checksum(payload.data, bucket.id):
+            raise TransportError((bucket.src, bucket.dst), f"bucket {bucket.id} reads back differently")

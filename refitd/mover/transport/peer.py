@@ -1,0 +1,111 @@
+"""Edges inside a host: the destination's mover reads the source's mounted memory straight into place."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from refitd.errors import TransportError
+from refitd.mover.board import Board
+from refitd.mover.round import Round, Stopped
+from refitd.mover.transport.stream import TICK_SECONDS
+from refitd.mover.transport.worker import Worker
+from refitd.plan.execute import Bytes
+from refitd.plan.program import NETWORK, Bucket
+
+NOT_READY = "neighbour not ready"
+
+
+class PeerTransport:
+    """All ``peer`` and ``local`` buckets of a lane, in one thread: they share one memory bus."""
+
+    def __init__(self, board: Board) -> None:
+        self._worker = PeerWorker(board)
+        self._round: Round | None = None
+
+    def connect(self) -> None:
+        self._worker.start()
+
+    def run(self, round_: Round) -> None:
+        self._round = round_
+
+    def progress(self) -> int:
+        rx = self._round.traffic.rx if self._round else {}
+        return sum(nbytes for link, nbytes in rx.items() if link != NETWORK)
+
+    def revoke(self) -> None:
+        self._worker.interrupt()
+
+    def abort(self) -> None:
+        self._worker.join()
+
+    def close(self) -> None:
+        """Nothing is held between rounds."""
+
+
+class PeerWorker(Worker):
+    """Copies stage 0 first, then stage 1 as neighbours become ready."""
+
+    def __init__(self, board: Board) -> None:
+        super().__init__(board, (board.facts.rank, board.facts.rank))
+        self._scratch: Bytes = np.empty(0, np.uint8)
+
+    def _serve(self) -> None:
+        round_: Round | None = None
+        while (round_ := self.board.next_round(round_)) is not None:
+            try:
+                self._run(round_)
+            except Stopped:
+                continue
+
+    def _run(self, round_: Round) -> None:
+        todo = [bucket for bucket in round_.incoming.values() if bucket.link != NETWORK]
+        for bucket in (b for b in todo if b.stage == 0):
+            self._attempt(round_, bucket)
+        waiting = [bucket for bucket in todo if bucket.stage == 1]
+        while waiting:
+            ready = self._wait_ready(round_, {bucket.src for bucket in waiting})
+            for bucket in (b for b in waiting if b.src in ready):
+                self._attempt(round_, bucket)
+            waiting = [b for b in waiting if b.src not in ready]
+
+    def _attempt(self, round_: Round, bucket: Bucket) -> None:
+        if (bucket.src, bucket.dst) in round_.failures:
+            return
+        try:
+            self._copy(round_, bucket)
+        except TransportError as error:
+            round_.fail(error.edge, error.reason)
+
+    def _copy(self, round_: Round, bucket: Bucket) -> None:
+        word = (round_.options.words if bucket.stage == 0 else round_.ready).get(bucket.src)
+        if self._scratch.size < bucket.nbytes and round_.options.verify == "reread":
+            self._scratch = np.empty(bucket.nbytes, np.uint8)
+        with round_.touching():
+            memory = round_.lender(bucket, word)
+            round_.copy(bucket, memory, self._scratch)
+            round_.require_loan(bucket, memory, word)
+            round_.count_rx(bucket.link, bucket.nbytes)
+            round_.mark_verified(bucket)
+
+    def _wait_ready(self, round_: Round, sources: set[str]) -> set[str]:
+        """Which of ``sources`` may be read or will never be; waits for at least one.
+
+        The limit counts from when all of this rank's stage 0 has landed: until then the neighbours are not late.
+        """
+        silent = 0.0
+        with self.board.cond:
+            while not (found := sources & (round_.ready.keys() | self._lost(round_))):
+                if round_.stopped or self.board.stopping:
+                    raise Stopped
+                if not self.board.cond.wait(TICK_SECONDS) and round_.landed():
+                    silent += TICK_SECONDS
+                if silent >= round_.options.neighbour_timeout:
+                    for src in sources:
+                        round_.fail((src, round_.rank), NOT_READY)
+        return found
+
+    def _lost(self, round_: Round) -> set[str]:
+        return {src for src, _dst in round_.failures}
+
+    def _interrupt(self) -> None:
+        """The board has woken it: it blocks on nothing else."""

@@ -1,0 +1,160 @@
+"""The sending end of a network edge: pack, checksum, re-read the loan word, send."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import time
+
+import numpy as np
+
+from refitd.errors import TransportError
+from refitd.hook import wire
+from refitd.mover.board import Board
+from refitd.mover.frames import REASON_LIMIT, Header, Hello, Trailer, checksum
+from refitd.mover.round import Round, Stopped
+from refitd.mover.transport.stream import TICK_SECONDS, Stream
+from refitd.mover.transport.worker import Worker
+from refitd.plan import execute
+from refitd.plan.execute import Bytes
+from refitd.plan.program import NETWORK, Bucket
+
+RETRY_SECONDS = 0.05
+
+
+class Sender(Worker):
+    """Connects to the daemon of ``dst`` (again and again within ``timeout`` seconds), then sends round after round."""
+
+    def __init__(self, board: Board, dst: str, address: tuple[str, int], timeout: float) -> None:
+        super().__init__(board, (board.facts.rank, dst))
+        self._address, self._timeout = address, timeout
+        self._deadline: float | None = None
+        self._round: Round | None = None
+        self._stream: Stream | None = None
+        self._buffer: Bytes = np.empty(0, np.uint8)
+
+    def _serve(self) -> None:
+        self._deadline = time.monotonic() + self._timeout
+        stream = self._warm()
+        self._deadline = None
+        self.board.mark_warm(self.edge)
+        while (round_ := self.board.next_round(self._round)) is not None:
+            self._round = round_
+            with contextlib.suppress(Stopped):
+                self._send_round(stream, round_)
+
+    # -- building
+
+    def _warm(self) -> Stream:
+        """A connection over which both ends have said the same hello. Raises TransportError at the deadline."""
+        while True:
+            try:
+                return self._try_to_warm()
+            except (OSError, EOFError) as error:
+                self._close_stream()
+                reason = f"{type(error).__name__}: {error}"
+            self._tick(0, reason)
+            time.sleep(RETRY_SECONDS)
+
+    def _try_to_warm(self) -> Stream:
+        facts = self.board.facts
+        hello = Hello(facts.lane, facts.token, *self.edge, facts.digest)
+        claim = {"kind": "edge", "secret": facts.secret, "job": facts.job, "lane": facts.lane, "token": facts.token}
+        self._stream = stream = Stream(self._open_socket(), self._tick)
+        frame = wire.encode({**claim, "src": self.edge[0], "dst": self.edge[1]})
+        stream.send([memoryview(frame), memoryview(hello.pack())])
+        hello.check(Hello.parse(stream.receive_frame()))
+        return stream
+
+    def _open_socket(self) -> socket.socket:
+        family, kind, proto, _name, address = socket.getaddrinfo(*self._address, type=socket.SOCK_STREAM)[0]
+        sock = socket.socket(family, kind, proto)
+        try:
+            sock.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                sock.connect(address)
+            while not select.select([], [sock], [], TICK_SECONDS)[1]:
+                self._tick(0)
+            if error := sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                raise OSError(error, f"cannot connect to {self._address[0]}:{self._address[1]}")
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+    def _tick(self, ticks: int, reason: str = "no hello from the peer") -> None:
+        if self.board.stopping:
+            raise Stopped
+        if self._deadline is not None and time.monotonic() > self._deadline:
+            raise TransportError(self.edge, f"not built within {self._timeout:g} s: {reason}")
+        limit = self._round.options.progress_timeout if self._round else float("inf")
+        if ticks * TICK_SECONDS >= limit:
+            raise TransportError(self.edge, f"no byte taken for {limit:g} s")
+
+    # -- running
+
+    def _send_round(self, stream: Stream, round_: Round) -> None:
+        for bucket in round_.outgoing:
+            if bucket.dst != self.edge[1]:
+                continue
+            try:
+                payload = self._read(round_, bucket)
+            except TransportError as error:
+                round_.fail(self.edge, error.reason)
+                self._send_void(stream, round_, bucket, error.reason)
+                return
+            self._send_bucket(stream, round_, bucket, payload)
+            round_.mark_sent(bucket)
+
+    def _read(self, round_: Round, bucket: Bucket) -> Bytes:
+        """The bucket's bytes, read wholly under an unchanged loan. Raises TransportError where it was withdrawn."""
+        if self._buffer.size < bucket.nbytes:
+            self._buffer = np.empty(bucket.nbytes, np.uint8)
+        word = round_.options.words.get(bucket.src)
+        with round_.touching():
+            memory = round_.lender(bucket, word)
+            payload = execute.pack(round_.program, bucket, memory.arrays, self._buffer)
+            round_.require_loan(bucket, memory, word)
+        return payload
+
+    def _send_bucket(self, stream: Stream, round_: Round, bucket: Bucket, payload: Bytes) -> None:
+        options = round_.options
+        header = Header(options.attempt, options.publication, bucket.id, bucket.nbytes, round_.plan_tag).pack()
+        digest = checksum(payload.data, bucket.id)
+        trailer = Trailer(options.attempt, options.publication, self.board.facts.token, digest).pack()
+        counter = _PayloadCounter(round_, len(header), bucket.nbytes)
+        stream.send([memoryview(header), payload.data, memoryview(trailer)], counter.add)
+
+    def _send_void(self, stream: Stream, round_: Round, bucket: Bucket, reason: str) -> None:
+        text = reason.encode()[:REASON_LIMIT]
+        options = round_.options
+        header = Header(options.attempt, options.publication, bucket.id, len(text), round_.plan_tag, void=True)
+        stream.send([memoryview(header.pack()), memoryview(text)])
+
+    # -- ending
+
+    def _interrupt(self) -> None:
+        if (stream := self._stream) is not None:
+            stream.shutdown()
+
+    def _release(self) -> None:
+        self._close_stream()
+
+    def _close_stream(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
+
+
+class _PayloadCounter:
+    """Counts the payload's share of what the socket took of one bucket."""
+
+    def __init__(self, round_: Round, before: int, nbytes: int) -> None:
+        self._round, self._before, self._nbytes = round_, before, nbytes
+        self._sent = self._counted = 0
+
+    def add(self, sent: int) -> None:
+        self._sent += sent
+        payload = min(max(self._sent - self._before, 0), self._nbytes)
+        self._round.count_tx(NETWORK, payload - self._counted)
+        self._counted = payload

@@ -1,0 +1,103 @@
+"""A data connection whose blocking calls wake up every tick, so that a silent peer and an order to stop are noticed."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+from collections.abc import Callable
+
+from refitd.errors import ProtocolError
+from refitd.hook import wire
+from refitd.mover.frames import HELLO_LIMIT, LENGTH_BYTES
+
+TICK_SECONDS = 0.1
+BUFFER_BYTES = 4 << 20
+_TIMEVAL = struct.pack("@ll", 0, round(TICK_SECONDS * 1e6))
+
+
+class Stream:
+    """One end of an edge. ``on_tick(ticks)`` is called after each silent tick and raises to give up.
+
+    Ticks are counted, not clocked: a process that was itself stopped does not blame its peer for the time.
+    """
+
+    def __init__(self, sock: socket.socket, on_tick: Callable[[int], None]) -> None:
+        self._sock, self._on_tick = sock, on_tick
+        self._lock = threading.Lock()
+        sock.settimeout(None)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL)
+        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            sock.setsockopt(socket.SOL_SOCKET, option, BUFFER_BYTES)
+        if sock.family in (socket.AF_INET, socket.AF_INET6):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def receive_into(self, view: memoryview, count: Callable[[int], None] | None = None) -> None:
+        """Fill ``view``; ``count`` is told of every chunk. Raises EOFError when the peer is gone, OSError."""
+        silent = 0
+        while view:
+            try:
+                got = self._sock.recv_into(view)
+            except BlockingIOError:
+                silent += 1
+                self._on_tick(silent)
+                continue
+            if got == 0:
+                raise EOFError("connection closed by peer")
+            silent = 0
+            view = view[got:]
+            if count is not None:
+                count(got)
+
+    def receive(self, nbytes: int) -> bytearray:
+        """Exactly ``nbytes``. Raises EOFError, OSError."""
+        data = bytearray(nbytes)
+        self.receive_into(memoryview(data))
+        return data
+
+    def send(self, parts: list[memoryview], count: Callable[[int], None] | None = None) -> None:
+        """Send all parts in order. Raises OSError when the peer is gone."""
+        silent = 0
+        while parts:
+            try:
+                sent = self._sock.sendmsg(parts)
+            except BlockingIOError:
+                silent += 1
+                self._on_tick(silent)
+                continue
+            silent = 0
+            if count is not None:
+                count(sent)
+            parts = _after(parts, sent)
+
+    def receive_frame(self) -> wire.Message:
+        """One JSON frame and not a byte more. Raises ProtocolError, EOFError, OSError."""
+        length = int.from_bytes(self.receive(LENGTH_BYTES), "big")
+        if length > HELLO_LIMIT:
+            raise ProtocolError("edge frame length", f"at most {HELLO_LIMIT} bytes", str(length))
+        decoder = wire.Decoder()
+        decoder.feed(length.to_bytes(LENGTH_BYTES, "big") + bytes(self.receive(length)))
+        frame = decoder.pop()
+        if frame is None:
+            raise ProtocolError("edge frame", "one whole frame", f"{length} bytes")
+        return frame[0]
+
+    def shutdown(self) -> None:
+        """Wake whoever is blocked on this stream, here and at the peer. Any thread may call it."""
+        with self._lock, contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        with self._lock:  # or a shutdown could meet another socket under the same descriptor
+            self._sock.close()
+
+
+def _after(parts: list[memoryview], sent: int) -> list[memoryview]:
+    rest = []
+    for part in parts:
+        if sent < len(part):
+            rest.append(part[sent:])
+        sent = max(0, sent - len(part))
+    return rest

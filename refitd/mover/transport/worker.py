@@ -1,0 +1,58 @@
+"""A thread that serves one edge (or all edges of shared memory) of a lane until the lane stops or the edge breaks."""
+
+from __future__ import annotations
+
+import threading
+import traceback
+
+from refitd.errors import RefitdError, TransportError
+from refitd.mover.board import Board
+from refitd.mover.round import Edge, Stopped
+
+
+class Worker:
+    """Subclasses do the work in `_serve` and wake themselves in `_interrupt`."""
+
+    def __init__(self, board: Board, edge: Edge) -> None:
+        self.board, self.edge = board, edge
+        self._thread = threading.Thread(target=self._main, name=f"{edge[0]} -> {edge[1]}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def interrupt(self) -> None:
+        """Wake the worker; it ends because the board is stopping."""
+        self._interrupt()
+
+    def join(self) -> None:
+        """Return when the worker has ended. A worker that was never started has."""
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _main(self) -> None:
+        try:
+            self._serve()
+        except Stopped:
+            return
+        except TransportError as error:
+            self.board.break_edge(error.edge, error.reason)
+        except (RefitdError, OSError, EOFError) as error:
+            self.board.break_edge(self.edge, _text(error))
+        except Exception as error:  # noqa: BLE001  reported with type, text and place: a worker must not die in silence
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            self.board.break_edge(self.edge, f"{type(error).__name__}: {error} ({place.name}:{place.lineno})")
+        finally:
+            self._release()
+
+    def _serve(self) -> None:
+        raise NotImplementedError
+
+    def _interrupt(self) -> None:
+        raise NotImplementedError
+
+    def _release(self) -> None:
+        """Free what the worker holds; runs in its own thread, last."""
+
+
+def _text(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"

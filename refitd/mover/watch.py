@@ -1,0 +1,67 @@
+"""Tells the daemon about one round: failures at once, landed and done when they come, progress now and then."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from refitd.mover.round import Edge, Round
+
+PROGRESS_SECONDS = 0.25
+
+
+class RoundWatch:
+    """``send(kind, **fields)`` adds lane and token. Used by the lane's supervisor only."""
+
+    def __init__(self, round_: Round, send: Callable[..., None]) -> None:
+        self.round, self._send = round_, send
+        self.told: set[Edge] = set()
+        self.done = False
+        self._landed = False
+        self._progress_at = time.monotonic()
+        self._progress_sum = 0
+
+    def has_news(self) -> bool:
+        """Whether `report` would say something other than progress. The lane's condition is held."""
+        if self.done or self.round.stopped:
+            return False
+        new_failure = len(self.told) < len(self.round.failures)
+        return new_failure or self.round.landed() != self._landed or self.round.finished()
+
+    def report(self) -> None:
+        """Send whatever is new. A round that is done, or was superseded, has nothing more to say."""
+        if self.done or self.round.stopped:
+            return
+        self._report_failures()
+        if self.round.landed() and not self._landed:
+            self._landed = True
+            self._send("landed", attempt=self.round.options.attempt)
+        if self.round.finished():
+            self.done = True
+            self._send("done", attempt=self.round.options.attempt, verified=self._verified(), **self._traffic())
+        elif time.monotonic() - self._progress_at >= PROGRESS_SECONDS:
+            self._report_progress()
+
+    def _report_failures(self) -> None:
+        with self.round.cond:
+            untold = {edge: reason for edge, reason in self.round.failures.items() if edge not in self.told}
+        for edge, reason in untold.items():
+            self.told.add(edge)
+            fields = {"edge": list(edge), "reason": reason, "verified": self._verified()}
+            self._send("failed", attempt=self.round.options.attempt, **fields)
+
+    def _report_progress(self) -> None:
+        self._progress_at = time.monotonic()
+        traffic = self._traffic()
+        moved = sum(traffic["rx"].values()) + sum(traffic["tx"].values())
+        if moved != self._progress_sum:
+            self._progress_sum = moved
+            self._send("progress", attempt=self.round.options.attempt, buckets=len(self.round.verified), **traffic)
+
+    def _verified(self) -> list[int]:
+        with self.round.cond:
+            return sorted(self.round.verified)
+
+    def _traffic(self) -> dict[str, dict[str, int]]:
+        with self.round.cond:
+            return {"rx": dict(self.round.traffic.rx), "tx": dict(self.round.traffic.tx)}
