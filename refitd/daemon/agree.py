@@ -1,7 +1,7 @@
 """One job's connection to the store: the lease, the watched picture of its records, and guarded writes.
 
-Calls to a store in this process are made at once; calls that cross a network run in one worker thread, in order. What we
-wrote ourselves goes into the picture as soon as the store has answered: nothing waits for its own echo.
+Calls to a store in this process are made at once; calls that cross a network run in one worker thread, in order. What
+we wrote ourselves goes into the picture as soon as the store has answered: nothing waits for its own echo.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ class Agreement:
         self._lease: Lease | None = None
         self._deadline = 0.0  # monotonic; the lease may be dead after it
         self._contact_since = time.monotonic()
+        self.unbroken = True  # no outage since the start
         self._watch: Watch | None = None
         self._closing = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -115,6 +116,7 @@ class Agreement:
         try:
             result = await self.call(partial(self._store.txn, compares, [op]))
         except StoreTimeout:
+            self._broken()
             return await self._read_back(path, data)
         except LeaseLost:
             self._lose("the lease had expired")
@@ -200,8 +202,11 @@ class Agreement:
             except LeaseLost as error:
                 self._loop.call_soon_threadsafe(self._lose, str(error), lease)
             except StoreError as error:
-                self._contact_since = time.monotonic()
+                self._broken()
                 self._log.warning("keepalive_failed", error=str(error))
+
+    def _broken(self) -> None:
+        self._contact_since, self.unbroken = time.monotonic(), False
 
     def _renewed(self, lease: Lease, sent: float) -> None:
         if lease is self._lease:
@@ -211,7 +216,7 @@ class Agreement:
         if self._lease is None or (lease is not None and lease is not self._lease):
             return
         self._lease = None
-        self._contact_since = time.monotonic()
+        self._broken()
         self._log.warning("lease_lost", reason=reason)
         self.lost()
         self._poke()

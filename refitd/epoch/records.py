@@ -47,12 +47,17 @@ class RankInfo:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One daemon in a job. ``address`` is host:port of its data port; ``planners`` the plan versions it can compute."""
+    """One daemon in a job.
+
+    ``address`` is host:port of its data port, ``boot`` its kernel's boot id, ``planners`` the plan versions it can
+    compute.
+    """
 
     node: str
     domain: str
     address: str
     incarnation: str
+    boot: str
     planners: tuple[int, ...]
     ranks: tuple[RankInfo, ...]
 

@@ -19,6 +19,7 @@ PAGE_BYTES = 4096
 
 LOAN, HEARTBEAT, DIRTY, GENERATION, REVISION, TOKEN, SHADOW_LOAN, TAKEN_COUNT = range(8)
 _SLOTS = (8, 11)  # two slots of (generation, revision, token): the ticket that the lead took last
+_SHADOW = 14  # generation, revision: what the shadow holds; written by the daemon, (0, 0) while it is being filled
 _WORD_MASK = (1 << 64) - 1
 
 
@@ -105,6 +106,17 @@ class ControlPage:
         for i, value in enumerate(taken):
             self.write(_SLOTS[count & 1] + i, value)
         self.write(TAKEN_COUNT, count)
+
+    @property
+    def shadow_publication(self) -> tuple[int, int]:
+        """Generation and revision of the publication that the shadow holds as a whole; (0, 0) for none."""
+        return self.read(_SHADOW), self.read(_SHADOW + 1)
+
+    def set_shadow_publication(self, generation: int, revision: int) -> None:
+        """The daemon's word on its shadow: zero before the first byte moves, the publication once all is verified."""
+        self.write(_SHADOW, 0)
+        self.write(_SHADOW + 1, revision)
+        self.write(_SHADOW, generation)
 
     @property
     def closed(self) -> bool:

@@ -1,0 +1,141 @@
+"""One execution of a plan under one token: what our movers run, and what they say of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from refitd.daemon.mount import mount
+from refitd.daemon.turn import Built
+from refitd.epoch.records import Lane, PubId
+from refitd.hook.memfd import create_document
+from refitd.plan import Held, Plan, Program, make_plan
+
+if TYPE_CHECKING:
+    from refitd.daemon.lane import LaneDriver
+
+__all__ = ["Attempt", "Built"]
+
+
+class Attempt:
+    """A running attempt. ``verified`` once every member rank of this node has verified all its planned bytes."""
+
+    def __init__(self, driver: LaneDriver, lane: Lane, built: Built, plan: Plan, publication: PubId) -> None:
+        self.plan, self.publication, self.declared = plan, publication, False
+        self.members = {slot.key for slot in lane.members if slot.node == driver.context.node}
+        self._driver, self._lane, self._built = driver, lane, built
+        self._mates = {slot.key for slot in lane.members}
+        self._programs: dict[str, Program] = {key: plan.program(key) for key in built.handles}
+        self._unfinished = set(built.handles)
+        self._told_ready: set[tuple[str, str]] = set()
+        self._verified: dict[str, list[int]] = {}
+        self._counted: dict[tuple[str, str, str], int] = {}
+
+    @classmethod
+    async def start(cls, driver: LaneDriver, lane: Lane, built: Built, publication: PubId) -> Attempt:
+        """Plan what is still missing and set our movers to it. Raises PlanError, TransportError."""
+        held = await _all_held(driver, lane)
+        plan = await _remainder(driver, lane, held) if held else built.plan
+        attempt = cls(driver, lane, built, plan, publication)
+        for key in built.handles:
+            attempt._run(key, resend=bool(held))
+        attempt._spread_known()
+        return attempt
+
+    @property
+    def verified(self) -> bool:
+        return not self._unfinished & self.members
+
+    def on_message(self, key: str, message: dict[str, Any]) -> None:
+        kind = message.get("kind")
+        if message.get("attempt") != self.publication.revision:
+            return
+        self.count(key, message)
+        if kind == "progress":
+            self._verified[key] = list(message.get("verified") or self._verified.get(key, []))
+        elif kind == "landed" and key in self.members:
+            self._driver.context.spread(key, self.publication, whole=False)
+        elif kind == "done":
+            self._verified[key] = list(message.get("verified") or [])
+            self._unfinished.discard(key)
+
+    def last_verified(self, key: str) -> list[int]:
+        """Buckets that a mover had verified when it was last heard of."""
+        return self._verified.get(key, [])
+
+    def count(self, key: str, message: Mapping[str, Any]) -> None:
+        """Add what a mover moved since its last message; its own numbers are totals of the attempt."""
+        deltas: dict[str, dict[str, int]] = {"rx": {}, "tx": {}}
+        for direction, links in deltas.items():
+            for link, total in (message.get(direction) or {}).items():
+                links[link] = total - self._counted.get((key, direction, link), 0)
+                self._counted[key, direction, link] = total
+        self._driver.context.counted(self._driver.replica, deltas["rx"], deltas["tx"])
+
+    def source_ready(self, source: str, whole: bool) -> None:
+        """A rank on this node can be read: by lane mates what it brought in, by other lanes once it is whole."""
+        if source in self._mates or whole:
+            for key in self.members:
+                self._ready(key, source)
+
+    def _spread_known(self) -> None:
+        for source, rank in self._driver.context.ranks.items():
+            if not rank.trains and rank.holds(self.publication):
+                self.source_ready(source, whole=True)
+
+    def _ready(self, key: str, source: str) -> None:
+        waits = any(b.stage == 1 and b.src == source for b in self._programs[key].receives())
+        rank = self._driver.context.ranks.get(source)
+        if not waits or rank is None or rank.memory is None or (key, source) in self._told_ready:
+            return
+        self._told_ready.add((key, source))
+        reader = self._driver.context.ranks[key]
+        mount(reader, rank, writable=False)
+        self._built.handles[key].send({**self._head("ready"), "src": source, "word": rank.word})
+
+    def _run(self, key: str, resend: bool) -> None:
+        ranks, program = self._driver.context.ranks, self._programs[key]
+        own, handle = ranks[key], self._built.handles[key]
+        mount(own, own, writable=key in self.members)
+        words = {key: own.word}
+        for source in {b.src for b in program.receives() if b.link == "peer" and b.stage == 0}:
+            mount(own, ranks[source], writable=False)
+            words[source] = ranks[source].word
+        config = self._driver.context.config
+        message = {
+            **self._head("run"), "publication": list(self.publication), "words": words,
+            "progress_timeout": config.timeouts.progress, "neighbour_timeout": config.timeouts.neighbour,
+            "verify": config.data.verify,
+        }  # fmt: skip
+        if not resend:
+            handle.send(message)
+            return
+        fd = create_document("refitd-program", program.to_bytes())
+        try:
+            handle.send(message, [fd])
+        finally:
+            os.close(fd)
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        token, replica = self._built.token, self._driver.replica
+        return {"kind": kind, "lane": replica, "token": token, "attempt": self.publication.revision}
+
+
+async def _all_held(driver: LaneDriver, lane: Lane) -> dict[str, Held]:
+    """What every member of the lane holds already, by its node's ack; all nodes read the same acks."""
+    held: dict[str, Held] = {}
+    view = driver.context.agreement.view
+    for node in lane.member_nodes:
+        ack = view.ack(driver.replica, node)
+        for key, digest in (ack.held if ack else {}).items():
+            held[key] = Held.from_bytes(await driver.context.blob(node, digest))
+    return held
+
+
+async def _remainder(driver: LaneDriver, lane: Lane, held: dict[str, Held]) -> Plan:
+    context = driver.context
+    sources, members, neighbours = [
+        await context.plan_ranks(slots) for slots in (lane.sources, lane.members, lane.neighbours)
+    ]
+    return make_plan(sources, members, neighbours, held, context.config.data.bucket_bytes)

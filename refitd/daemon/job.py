@@ -1,0 +1,226 @@
+"""One job on this node: its ranks and lanes, and the loop that brings records and reality together."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import structlog
+
+from refitd.config import Config
+from refitd.daemon.agree import Agreement
+from refitd.daemon.data import digest_of, fetch_blob
+from refitd.daemon.edges import Edges
+from refitd.daemon.lane import LaneDriver
+from refitd.daemon.leading import Leading
+from refitd.daemon.loans import Loans
+from refitd.daemon.membership import Membership
+from refitd.daemon.movers import Movers
+from refitd.daemon.rank import LocalRank
+from refitd.epoch.records import PubId, Slot
+from refitd.errors import LayoutError, StoreError, TransportError
+from refitd.hook.session import Session
+from refitd.layout import Layout
+from refitd.mover.handle import MoverHandle
+from refitd.mover.pool import MoverPool
+from refitd.plan import Rank
+from refitd.store import MemoryStore, Store
+from refitd.telemetry.metrics import Metrics
+
+TICK_SECONDS = 0.1
+
+
+class Job:
+    """Everything that this daemon does for one job. Lives in the event loop; see `Context` for what lanes use."""
+
+    def __init__(
+        self, name: str, config: Config, store: Store, pool: MoverPool, metrics: Metrics, secret: str, address: str
+    ) -> None:
+        self.job, self.node, self.config, self.metrics, self.secret = name, config.node.name, config, metrics, secret
+        self.own_address = address
+        self.ranks: dict[str, LocalRank] = {}
+        self.lanes: dict[str, LaneDriver] = {}
+        self.blobs: dict[str, bytes] = {}
+        self.network_bytes = 0
+        self._layouts: dict[str, Layout] = {}
+        self._log = structlog.get_logger().bind(job=name, node=self.node)
+        self._wake = asyncio.Event()
+        inline = isinstance(store, MemoryStore)
+        self.agreement = Agreement(store, name, config.store.lease_ttl, config.store.keepalive, inline, self.poke)
+        self.movers = Movers(pool, self, metrics)
+        self.membership = Membership(self)
+        self.leading = Leading(self)
+        self.loans = Loans(self)
+        self.edges = Edges(self)
+        self._started = asyncio.Event()
+        self._tasks = [asyncio.create_task(self._run()), asyncio.create_task(self._tick())]
+
+    def poke(self) -> None:
+        self._wake.set()
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for lane in self.lanes.values():
+            await lane.close()
+        self.edges.close()
+        await self.movers.close()
+        for rank in self.ranks.values():
+            rank.close()
+        await self.agreement.close()
+
+    # The loop.
+
+    async def _run(self) -> None:
+        await self._connect()
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            try:
+                await self.reconcile()
+                self.metrics.store_up(True)
+            except StoreError as error:
+                self.metrics.store_up(False)
+                self._log.warning("store_away", error=str(error))
+                await asyncio.sleep(0.2)
+                self.poke()
+            except Exception:  # noqa: BLE001 - a bug: said aloud, and the loop goes on
+                self._log.exception("job_fault")
+                await asyncio.sleep(1.0)
+                self.poke()
+
+    async def _connect(self) -> None:
+        while not self._started.is_set():
+            try:
+                await self.agreement.start()
+                self._started.set()
+            except StoreError as error:
+                self.metrics.store_up(False)
+                self._log.warning("store_away", error=str(error))
+                await asyncio.sleep(0.5)
+        self.poke()
+
+    async def _tick(self) -> None:
+        """Time passes for deadlines even when nothing else happens."""
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            self.movers.check()
+            self.edges.expire()
+            self.poke()
+
+    async def reconcile(self) -> None:
+        """Bring our records up to date, decide if we lead, and let lanes and loans look again."""
+        await self.membership.publish()
+        await self.loans.publish()
+        await self.leading.lead()
+        self.loans.settle()
+        self.movers.restart_excluded(self.agreement.view)
+        for replica in self.agreement.view.lanes:
+            if replica not in self.lanes:
+                self.lanes[replica] = LaneDriver(self, replica)
+        for lane in self.lanes.values():
+            lane.poke()
+
+    # Ranks.
+
+    def add_rank(self, rank: LocalRank, layout_bytes: bytes) -> None:
+        """A client registered: serve its layout, give it a mover, tell the job."""
+        self.blobs[rank.digest] = layout_bytes
+        self._layouts[rank.digest] = rank.layout
+        old = self.ranks.get(rank.key)
+        if old:
+            self.remove_rank(old.session)
+        self.ranks[rank.key] = rank
+        self.movers.want(rank.key)
+        self.poke()
+
+    def remove_rank(self, session: Session) -> None:
+        """The client is gone; so is its memory, as far as we may use it."""
+        rank = self.ranks.get(session.key)
+        if rank is None or rank.session is not session:
+            return
+        del self.ranks[session.key]
+        self.movers.drop(rank)
+        rank.close()
+        self.poke()
+
+    def on_mover_message(self, handle: MoverHandle, message: dict[str, Any]) -> None:
+        lane = self.lanes.get(str(message.get("lane")))
+        if lane:
+            lane.on_message(handle, message)
+
+    def on_mover_exit(self, key: str) -> None:
+        for lane in self.lanes.values():
+            lane.mover_died(key)
+        self.poke()
+
+    def take_edge(self, hello: Mapping[str, Any], sock: socket.socket) -> None:
+        """A peer's mover wants to reach one of ours."""
+        self.edges.take(hello, sock)
+
+    # What lanes ask for.
+
+    async def plan_ranks(self, slots: Sequence[Slot]) -> list[Rank]:
+        return [Rank(slot.key, *self._place(slot), await self._layout(slot)) for slot in slots]
+
+    def _place(self, slot: Slot) -> tuple[str, str]:
+        """(node, domain) of a slot for the planner; with ``data.links = network`` every rank stands alone."""
+        if self.config.data.links == "network":
+            return f"{slot.node}#{slot.key}", f"{slot.node}#{slot.key}"
+        member = self.agreement.view.members.get(slot.node)
+        return slot.node, member.value.domain if member else slot.node
+
+    async def _layout(self, slot: Slot) -> Layout:
+        if slot.digest not in self._layouts:
+            self._layouts[slot.digest] = Layout.from_bytes(await self.blob(slot.node, slot.digest))
+        return self._layouts[slot.digest]
+
+    def known_layout(self, digest: str) -> Layout | None:
+        """A layout that is here already."""
+        return self._layouts.get(digest)
+
+    async def learn_layouts(self, slots: Sequence[Slot]) -> None:
+        """Fetch layouts that are not here yet; a node that does not answer is asked again later."""
+        for slot in slots:
+            try:
+                await self._layout(slot)
+            except (TransportError, LayoutError) as error:
+                self._log.warning("layout_missing", rank=slot.key, error=str(error))
+
+    def address(self, node: str) -> tuple[str, int]:
+        member = self.agreement.view.members.get(node)
+        if member is None:
+            raise TransportError((self.node, node), "the node is not a member")
+        host, _, port = member.value.address.rpartition(":")
+        return host, int(port)
+
+    def keep_blob(self, data: bytes) -> str:
+        digest = digest_of(data)
+        self.blobs[digest] = data
+        return digest
+
+    async def blob(self, node: str, digest: str) -> bytes:
+        if digest in self.blobs:
+            return self.blobs[digest]
+        host, port = self.address(node)
+        self.blobs[digest] = await fetch_blob(f"{host}:{port}", self.secret, digest)
+        return self.blobs[digest]
+
+    def spread(self, key: str, publication: PubId, whole: bool) -> None:
+        for lane in self.lanes.values():
+            if lane.attempt and lane.attempt.publication == publication:
+                lane.attempt.source_ready(key, whole)
+
+    def counted(self, replica: str, rx: Mapping[str, int], tx: Mapping[str, int]) -> None:
+        del replica
+        for link in {*rx, *tx}:
+            self.metrics.transferred(link, rx.get(link, 0), tx.get(link, 0))
+        self.network_bytes += rx.get("network", 0)
+
+    @property
+    def now(self) -> float:
+        return time.monotonic()

@@ -1,0 +1,316 @@
+"""One lane on this node: from the records' stage to commands for our movers and words for our clients.
+
+Level-triggered: `step` compares the records, our movers' answers and our clients' words, and does what is missing. It
+may run at any time and as often as anybody likes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import structlog
+
+from refitd.daemon.attempt import Attempt, Built
+from refitd.daemon.context import Context
+from refitd.daemon.prepare import Preparer
+from refitd.daemon.rank import NO_PUBLICATION, LocalRank
+from refitd.daemon.turn import build_lane, revoke_all
+from refitd.epoch.codec import encode
+from refitd.epoch.records import Ack, Commit, Lane, PubId, Slot
+from refitd.epoch.stage import Stage, stage
+from refitd.errors import MismatchError, PlanError, RefitdError, StoreError
+from refitd.failpoints import failpoint
+from refitd.hook.messages import Ticket
+from refitd.mover.handle import MoverHandle
+from refitd.plan import Held
+from refitd.store import CreateRevision, ModRevision
+
+_BACKOFF = (0.0, 0.05, 0.2, 0.5, 1.0, 2.0)
+
+
+class LaneDriver:
+    """Drives one replica's lane on this node."""
+
+    def __init__(self, context: Context, replica: str) -> None:
+        self.context, self.replica = context, replica
+        self.token = 0
+        self.lane: Lane | None = None
+        self.built: Built | None = None
+        self.attempt: Attempt | None = None
+        self.held: dict[str, Held] = {}
+        self.publication: PubId | None = None
+        self._preparer = Preparer(self)
+        self._failure: tuple[tuple[str, ...], str, bool] | None = None
+        self._failures = 0
+        self._speak_after = 0.0
+        self._phase_since = time.monotonic()
+        self._stage = Stage("gone", None, "")
+        self._passed: set[tuple[str, int, PubId]] = set()
+        self._log = structlog.get_logger().bind(job=context.job, node=context.node, lane=replica)
+        self._wake = asyncio.Event()
+        self._task = asyncio.create_task(self._run())
+
+    def poke(self) -> None:
+        self._wake.set()
+
+    async def close(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    @property
+    def stage(self) -> Stage:
+        return self._stage
+
+    def my_slots(self) -> list[Slot]:
+        """The lane's members and sources on this node."""
+        lane = self.lane
+        return [slot for slot in (*lane.members, *lane.sources) if slot.node == self.context.node] if lane else []
+
+    def my_members(self) -> list[LocalRank]:
+        """Ranks of the replica on this node, as far as they are registered."""
+        lane, ranks = self.lane, self.context.ranks
+        mine = [slot.key for slot in lane.members if slot.node == self.context.node] if lane else []
+        return [ranks[key] for key in mine if key in ranks]
+
+    async def _run(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            try:
+                await self.step()
+            except StoreError as error:
+                self._log.warning("store_away", error=str(error))
+                await asyncio.sleep(0.2)
+            except (PlanError, MismatchError) as error:
+                self.fail((), str(error), permanent=True)
+            except RefitdError as error:
+                self.fail((), str(error))
+            except Exception:  # noqa: BLE001 - a bug: said aloud, and the lane tries again
+                self._log.exception("lane_fault")
+                await asyncio.sleep(1.0)
+
+    async def step(self) -> None:
+        """Do whatever the records and our own state call for now."""
+        stored = self.context.agreement.view.lanes.get(self.replica)
+        lane = stored.value if stored and self.context.node in stored.value.nodes else None
+        token = stored.revision if stored else 0
+        if token != self.token:
+            await self._turn(lane, token)
+        if self.lane is not None:
+            self._enter(stage(self.context.agreement.view, self.replica))
+            await self._act()
+            await self._speak()
+
+    # Turning.
+
+    async def _turn(self, lane: Lane | None, token: int) -> None:
+        if self.built:
+            for key, verified in (await revoke_all(self.built, self._log)).items():
+                self._absorb(key, verified)
+        self.token, self.lane, self.built, self.attempt, self._failure = token, lane, None, None, None
+        self._preparer.reset()
+        if lane is None:
+            return
+        self._log.info("lane_turned", token=token, reason=lane.reason)
+        self.context.metrics.lane_turned("other")
+        if all(self._is_current(slot) for slot in self.my_slots()):
+            self.built = await build_lane(self)
+
+    def _is_current(self, slot: Slot) -> bool:
+        rank = self.context.ranks.get(slot.key)
+        return bool(rank and rank.session.incarnation == slot.incarnation and rank.mover and rank.life == slot.mover)
+
+    def _absorb(self, key: str, verified: list[int]) -> None:
+        """Keep what a mover of ours had verified, so that no later attempt moves it again."""
+        attempt = self.attempt
+        if attempt and verified and key in attempt.members:
+            new = attempt.plan.held(key, verified)
+            self.held[key] = self.held[key].union(new) if key in self.held else new
+
+    # Acting on the stage.
+
+    def _enter(self, now: Stage) -> None:
+        if now[:2] != self._stage[:2]:
+            self._log.debug("stage", stage=now.name, publication=now.publication, reason=now.reason)
+            self._time_phase(self._stage.name)
+        self._stage = now
+
+    def _time_phase(self, left: str) -> None:
+        phase = {"prepare": "prepare", "transfer": "transfer", "commit": "commit"}.get(left)
+        seconds, self._phase_since = time.monotonic() - self._phase_since, time.monotonic()
+        if phase:
+            self.context.metrics.phase(phase, seconds)
+
+    async def _act(self) -> None:
+        name, publication = self._stage.name, self._stage.publication
+        if publication and publication != self.publication:
+            self.publication, self.held = publication, {}
+        if name == "prepare" and publication and self.built and self.built.ready:
+            self._preparer.prepare(publication)
+        elif name == "transfer" and publication and self._preparer.prepared == publication:
+            await self._transfer(publication)
+        elif name == "commit" and publication:
+            await self._commit(publication)
+        elif name == "committed" and publication:
+            self._committed(publication)
+        self._check_deadline()
+
+    async def _transfer(self, publication: PubId) -> None:
+        if self.attempt is None and self.lane and self.built:
+            self.attempt = await Attempt.start(self, self.lane, self.built, publication)
+        attempt = self.attempt
+        if attempt and attempt.verified and not attempt.declared:
+            self.pass_point("verify", publication)
+            for rank in self.my_members():
+                if rank.shadowed:
+                    rank.page.set_shadow_publication(*publication)
+                self.context.spread(rank.key, publication, whole=True)
+            attempt.declared = True
+
+    async def _commit(self, publication: PubId) -> None:
+        """Every member has verified: hand the ticket to the lead's hook, and report once it was taken."""
+        lane = self.lane
+        lead = self.context.ranks.get(lane.lead.key) if lane and lane.lead.node == self.context.node else None
+        if lane is None or lead is None or not all(self._alive(slot) for slot in lane.members):
+            return
+        if lead.taken == publication or lead.served == publication:
+            await self._report_commit(lane, publication)
+            return
+        ticket = self.ticket("apply" if lead.shadowed else "commit", publication)
+        if lead.told != (ticket.kind, publication, self.token):
+            self.pass_point("commit", publication)
+            self.tell(lead, ticket)
+
+    def _alive(self, slot: Slot) -> bool:
+        return self.context.agreement.view.slots().get(slot.key) == slot
+
+    async def _report_commit(self, lane: Lane, publication: PubId) -> None:
+        refit = self.context.agreement.view.refits[self.replica].value
+        commit = Commit(*publication, refit.step, self.token, lane.incarnations)
+        agreement = self.context.agreement
+        key = f"commits/{self.replica}"
+        guard = ModRevision(agreement.compare_path(f"lanes/{self.replica}"), self.token)
+        if await agreement.write(key, encode(commit), agreement.view.revision_of(key), guards=[guard]):
+            self._log.info("committed", publication=publication, step=refit.step)
+            self._failures = 0
+            self.context.metrics.refit("ok")
+
+    def _committed(self, publication: PubId) -> None:
+        for rank in self.my_members():
+            if rank.receiving and rank.lent_for == publication:
+                ticket = self.ticket("commit", publication)
+                if rank.told != (ticket.kind, publication, self.token):
+                    self.tell(rank, ticket)
+
+    def ticket(self, kind: str, publication: PubId) -> Ticket:
+        """A ticket for this replica; ``commit`` stands for the receive ticket that ends with it."""
+        refit = self.context.agreement.view.refits[self.replica].value
+        return Ticket(kind, self.context.job, self.replica, *publication, refit.step, self.token)
+
+    def tell(self, rank: LocalRank, ticket: Ticket) -> None:
+        """Send a ticket (receive, apply) or the word that a receive is committed; once under one token."""
+        publication = PubId(ticket.generation, ticket.revision)
+        rank.told = (ticket.kind, publication, self.token)
+        rank.step = ticket.step
+        if ticket.kind == "commit":
+            body = Ticket(**{**ticket.to_json(), "kind": "receive"})
+            rank.session.event("commit", ticket=body.to_json())
+        else:
+            rank.session.event("ticket", ticket=ticket.to_json())
+
+    def pass_point(self, name: str, publication: PubId) -> None:
+        """A failpoint of the protocol, passed once for each attempt."""
+        if (name, self.token, publication) not in self._passed:
+            self._passed = {seen for seen in self._passed if seen[2] == publication}
+            self._passed.add((name, self.token, publication))
+            failpoint(name, role="daemon", node=self.context.node, lane=self.replica)
+
+    # Speaking.
+
+    def fail(self, edge: tuple[str, ...], reason: str, permanent: bool = False) -> None:
+        """This token will not do; the leader reads it in our ack. Repeated failures are said more and more slowly."""
+        if self._failure is None and self.lane is not None:
+            self._failure = (edge, reason, permanent)
+            delay = _BACKOFF[min(self._failures, len(_BACKOFF) - 1)]
+            self._failures += 1
+            self._speak_after = time.monotonic() + delay
+            self._log.warning("lane_failed", edge=edge, reason=reason, token=self.token)
+            self.context.metrics.refit("failed")
+            asyncio.get_running_loop().call_later(delay, self.poke)
+            self.poke()
+
+    def _check_deadline(self) -> None:
+        if self.built and not self.built.ready and time.monotonic() > self.built.deadline:
+            self.fail((), f"not built in time: {', '.join(sorted(self.built.waiting))}")
+
+    async def _speak(self) -> None:
+        ack = self._ack()
+        agreement, key = self.context.agreement, f"acks/{self.replica}/{self.context.node}"
+        if ack is None or ack == agreement.view.ack(self.replica, self.context.node):
+            return
+        member = agreement.view.members.get(self.context.node)
+        if member is None or not agreement.alive:
+            return
+        guards = [
+            ModRevision(agreement.compare_path(f"lanes/{self.replica}"), self.token),
+            CreateRevision(agreement.compare_path(f"members/{self.context.node}"), member.created),
+        ]
+        if await agreement.write(key, encode(ack), agreement.view.revision_of(key), leased=True, guards=guards):
+            self.poke()
+
+    def _ack(self) -> Ack | None:
+        served = min((rank.served for rank in self.my_members()), default=NO_PUBLICATION)
+        digest = self.built.plan.digest if self.built else ""
+        if self._failure:
+            edge, reason, permanent = self._failure
+            if time.monotonic() < self._speak_after:
+                return None
+            return Ack(self.token, digest, "failed", 0, 0, {}, tuple(served), edge, reason[:2000], permanent)
+        if not self.built or not self.built.ready:
+            return None
+        phase, publication = self._progress()
+        held = {key: self.context.keep_blob(held.to_bytes()) for key, held in sorted(self.held.items())}
+        shown = held if phase != "built" else {}
+        return Ack(self.token, digest, phase, *publication, shown, tuple(served))
+
+    def _progress(self) -> tuple[str, PubId]:
+        prepared = self._preparer.prepared
+        if prepared is None:
+            return "built", NO_PUBLICATION
+        done = self.attempt and self.attempt.declared and self.attempt.publication == prepared
+        return ("verified" if done else "prepared"), prepared
+
+    # What movers say.
+
+    def on_message(self, handle: MoverHandle, message: dict[str, Any]) -> None:
+        """A mover's word about this lane."""
+        if message.get("token") != self.token or self.built is None:
+            if self.built and message.get("kind") == "revoked":
+                self.built.revoked(handle.key, message)
+            return
+        kind, key = message.get("kind"), handle.key
+        if kind == "built":
+            self.built.done(key)
+        elif kind == "revoked":
+            self.built.revoked(key, message)
+        elif kind == "failed":
+            self._mover_failed(key, message)
+        elif self.attempt:
+            self.attempt.on_message(key, message)
+        self.poke()
+
+    def _mover_failed(self, key: str, message: dict[str, Any]) -> None:
+        if self.attempt:
+            self.attempt.count(key, message)
+        self._absorb(key, list(message.get("verified") or []))
+        edge = tuple(str(end) for end in message.get("edge") or ())
+        self.fail(edge, str(message.get("reason")))
+
+    def mover_died(self, key: str) -> None:
+        """A mover that this lane used is gone; the new member record turns the lane."""
+        if self.built and key in self.built.handles:
+            self._absorb(key, self.attempt.last_verified(key) if self.attempt else [])
+            self.built.gone(key)
+            self.poke()

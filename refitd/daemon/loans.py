@@ -1,0 +1,120 @@
+"""Trainers' offers: shown to the job while they are open, ended with a reason, and answered with a report."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from refitd.daemon.rank import LocalOffer, LocalRank
+from refitd.epoch.codec import encode
+from refitd.epoch.leader import assess
+from refitd.epoch.records import Offer, Offers, PubId, ReportRecord
+from refitd.epoch.release import RELEASED, joined, loan
+
+if TYPE_CHECKING:
+    from refitd.daemon.job import Job
+
+KEEP_ASKED = 8
+
+
+class Loans:
+    """Open offers of this node's trainer ranks, and reports that are still owed."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._publications: dict[Offer, PubId] = {}
+        self._quorums: dict[Offer, int] = {}
+        self._log = structlog.get_logger().bind(job=job.job, node=job.node)
+
+    def open(self, rank: LocalRank, seq: int, step: int, word: int) -> None:
+        """A trainer published: its memory is lent under loan word ``word``."""
+        session = rank.session
+        offer = Offer(rank.key, session.incarnation, session.group, seq, step)
+        rank.offer = LocalOffer(offer, word, time.monotonic())
+        rank.asked[seq] = offer
+        for old in sorted(rank.asked)[:-KEEP_ASKED]:
+            gone = rank.asked.pop(old)
+            self._publications.pop(gone, None)
+            self._quorums.pop(gone, None)
+        self._job.poke()
+
+    def withdraw(self, rank: LocalRank, seq: int, reason: str) -> None:
+        """The trainer took its memory back; it has changed its loan word before it said so."""
+        if rank.offer and rank.offer.offer.seq == seq:
+            self._log.info("offer_withdrawn", rank=rank.key, seq=seq, reason=reason)
+            rank.offer = None
+            self._job.poke()
+
+    async def publish(self) -> None:
+        """Bring ``offers/<node>`` up to date. Raises StoreError."""
+        agreement = self._job.agreement
+        mine = [rank.offer.offer for rank in self._job.ranks.values() if rank.offer]
+        record = Offers(tuple(sorted(mine, key=lambda offer: offer.key)))
+        present = agreement.view.offers.get(self._job.node)
+        if (present.value if present else Offers(())) != record and self._job.membership.joined:
+            key = f"offers/{self._job.node}"
+            await agreement.write(key, encode(record), present.revision if present else 0, leased=True)
+
+    def settle(self) -> None:
+        """End the loans whose time has come, and send the reports that are there."""
+        view = self._job.agreement.view
+        for rank in self._job.ranks.values():
+            for offer in rank.asked.values():
+                publication = joined(view, offer)
+                if publication and offer not in self._publications:
+                    self._publications[offer] = publication
+            if rank.offer:
+                self._judge(rank, rank.offer)
+            self._report(rank)
+
+    def _judge(self, rank: LocalRank, local: LocalOffer) -> None:
+        age, patience = time.monotonic() - local.since, self._job.config.timeouts.offer
+        verdict = loan(self._job.agreement.view, local.offer, age, patience)
+        if verdict.planned and not local.planned:
+            local.planned = True
+            rank.session.event("planned", seq=local.offer.seq)
+        if verdict.outcome:
+            rank.offer = None
+            event = {"seq": local.offer.seq, "outcome": verdict.outcome, "reason": verdict.reason}
+            rank.session.event("released", **event)
+            if verdict.outcome != RELEASED:
+                self._job.metrics.refit("skipped")
+            self._job.poke()
+
+    def _report(self, rank: LocalRank) -> None:
+        for seq, offer in list(rank.asked.items()):
+            report = self._stored(offer)
+            if report:
+                del rank.asked[seq]
+                rank.session.event("report", seq=seq, report=as_message(report))
+
+    def _stored(self, offer: Offer) -> ReportRecord | None:
+        publication = self._publications.get(offer)
+        stored = self._job.agreement.view.reports.get(str(publication.revision)) if publication else None
+        return stored.value if stored else None
+
+    async def report(self, rank: LocalRank, seq: int, close: bool, quorum: int | None) -> dict[str, Any] | None:
+        """The report of a publish, or None while it is open. ``close`` writes it as things stand. Raises StoreError."""
+        offer = rank.asked.get(seq)
+        if offer is None:
+            return as_message(ReportRecord(0, 0, 0, (), {}, "nothing is known of this publish")) if close else None
+        publication = self._publications.get(offer)
+        if publication is None:
+            return as_message(ReportRecord(0, 0, offer.step, (), {}, "it was never published")) if close else None
+        stored = self._stored(offer)
+        present = assess(self._job.agreement.view, publication, f"{rank.key} stopped waiting")
+        enough = quorum is not None and len(present.committed) >= quorum
+        if stored is None and (close or enough):
+            await self._job.agreement.write(f"reports/{publication.revision}", encode(present), 0)
+            stored = self._stored(offer)
+        return as_message(stored) if stored else None
+
+
+def as_message(report: ReportRecord) -> dict[str, Any]:
+    """A report as the hook carries it."""
+    return {
+        "generation": report.generation, "revision": report.revision, "step": report.step,
+        "committed": list(report.committed), "missing": report.missing, "closed": report.closed,
+    }  # fmt: skip

@@ -1,0 +1,120 @@
+"""The movers of one job's ranks: wanted, started, watched, killed when they hang, started again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from refitd.daemon.rank import LocalRank
+from refitd.epoch.records import Slot
+from refitd.epoch.view import View
+from refitd.errors import TransportError
+from refitd.mover.handle import MoverHandle
+from refitd.mover.pool import MoverPool
+from refitd.telemetry.metrics import Metrics
+
+if TYPE_CHECKING:
+    from refitd.daemon.job import Job
+
+_BACKOFF = (0.0, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+_CALM_SECONDS = 60.0
+
+
+class Movers:
+    """One mover a rank, as long as the rank is registered."""
+
+    def __init__(self, pool: MoverPool, job: Job, metrics: Metrics) -> None:
+        self._pool, self._job, self._metrics = pool, job, metrics
+        self._starting: dict[str, asyncio.Task[None]] = {}
+        self._dying: dict[str, MoverHandle] = {}  # killed and not yet gone: its memory must not be lent again
+        self._deaths: dict[str, list[float]] = {}
+        self._restarted: set[Slot] = set()
+        self._log = structlog.get_logger().bind(job=job.job, node=job.node)
+
+    def want(self, key: str) -> None:
+        """Start a mover for a rank unless one is there or on its way."""
+        if key not in self._starting:
+            self._starting[key] = asyncio.create_task(self._start(key))
+
+    def drop(self, rank: LocalRank) -> None:
+        """The rank is gone: end its mover, which is the surest way to unmap its memory; others unmap it."""
+        if rank.mover:
+            self._kill(rank.mover, "its rank is gone")
+        for other in self._job.ranks.values():
+            if other.mounted.pop(rank.key, None) is not None and other.mover:
+                other.mover.send({"kind": "unmount", "memory": rank.key})
+
+    def check(self) -> None:
+        """Kill movers that missed their ping deadline."""
+        for rank in self._job.ranks.values():
+            if rank.mover and not rank.mover.alive_within(self._job.config.timeouts.mover_ping):
+                self._kill(rank.mover, "it did not answer a ping in time")
+
+    def restart_excluded(self, view: View) -> None:
+        """A lane that does without one of our slots suspects its mover: a new one is innocent."""
+        for lane in [stored.value for stored in view.lanes.values()]:
+            for exclusion in lane.excluded:
+                rank = self._job.ranks.get(exclusion.slot.key)
+                if rank is None or rank.mover is None or exclusion.passing or exclusion.slot in self._restarted:
+                    continue
+                if exclusion.slot.mover == rank.life and exclusion.slot.incarnation == rank.session.incarnation:
+                    self._restarted.add(exclusion.slot)
+                    self._kill(rank.mover, f"a lane excluded it: {exclusion.reason}")
+
+    async def close(self) -> None:
+        for task in self._starting.values():
+            task.cancel()
+        await asyncio.gather(*self._starting.values(), return_exceptions=True)
+
+    async def _start(self, key: str) -> None:
+        await asyncio.sleep(self._delay(key))
+        if key in self._dying:
+            await self._dying[key].gone()
+        try:
+            handle = await self._pool.spawn(key, self._on_message, self._on_exit)
+        except TransportError as error:
+            self._log.error("mover_not_started", key=key, error=str(error))
+            self._deaths.setdefault(key, []).append(time.monotonic())
+            self._starting[key] = asyncio.create_task(self._start(key))
+            return
+        del self._starting[key]
+        rank = self._job.ranks.get(key)
+        if rank is None or rank.mover is not None:
+            self._kill(handle, "its rank is gone")
+            return
+        rank.mover, rank.life, rank.mounted = handle, handle.life, {}
+        self._log.info("mover_started", key=key, pid=handle.pid, life=handle.life)
+        self._job.poke()
+
+    def _delay(self, key: str) -> float:
+        now = time.monotonic()
+        recent = [death for death in self._deaths.get(key, []) if now - death < _CALM_SECONDS]
+        self._deaths[key] = recent
+        return _BACKOFF[min(max(len(recent) - 1, 0), len(_BACKOFF) - 1)]
+
+    def _kill(self, handle: MoverHandle, reason: str) -> None:
+        self._log.warning("mover_killed", key=handle.key, pid=handle.pid, reason=reason)
+        self._dying[handle.key] = handle
+        handle.kill()
+
+    def _on_message(self, handle: MoverHandle, message: dict[str, Any], fds: list[int]) -> None:
+        for fd in fds:
+            os.close(fd)
+        self._job.on_mover_message(handle, message)
+
+    def _on_exit(self, handle: MoverHandle) -> None:
+        if self._dying.get(handle.key) is handle:
+            del self._dying[handle.key]
+        self._job.on_mover_exit(handle.key)
+        rank = self._job.ranks.get(handle.key)
+        if rank is None or rank.mover is not handle:
+            return
+        self._log.warning("mover_died", key=handle.key, pid=handle.pid)
+        self._metrics.mover_restarted()
+        self._deaths.setdefault(handle.key, []).append(time.monotonic())
+        rank.mover, rank.mounted = None, {}
+        self.want(handle.key)

@@ -1,0 +1,165 @@
+"""A rank that is registered here: its client, its geometry, its memory, and the mover that may touch it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from refitd.epoch.records import Offer, PubId, RankInfo
+from refitd.errors import InputError, Refused
+from refitd.hook.messages import HOST_SHADOW, TRAINER, Ticket
+from refitd.hook.page import LOAN, SHADOW_LOAN, ControlPage
+from refitd.hook.session import Fds, Session
+from refitd.hook.shadow import shadow_offsets
+from refitd.layout import Layout
+from refitd.layout.dtypes import ITEMSIZE
+from refitd.mover.handle import MoverHandle
+
+NO_PUBLICATION = PubId(0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A storage in shared memory: ``nbytes`` at ``offset`` of the memory's ``fd``-th descriptor."""
+
+    name: str
+    fd: int
+    offset: int
+    nbytes: int
+
+
+@dataclass
+class Memory:
+    """A rank's storages as descriptors that we own. ``version`` changes with every other memory."""
+
+    regions: tuple[Region, ...]
+    fds: list[int]
+    version: int
+
+    def close(self) -> None:
+        while self.fds:
+            os.close(self.fds.pop())
+
+
+@dataclass
+class LocalOffer:
+    """A trainer's open loan, since ``since`` (monotonic seconds)."""
+
+    offer: Offer
+    word: int
+    since: float
+    planned: bool = False
+
+
+@dataclass
+class LocalRank:
+    """State of one registered rank. The lane and release logic read and write it; only the event loop touches it."""
+
+    session: Session
+    layout: Layout
+    digest: str
+    mode: str
+    page: ControlPage
+    memory: Memory | None = None
+    mover: MoverHandle | None = None
+    life: int = 0
+    mounted: dict[str, int] = field(default_factory=dict)  # memory key -> version, in this rank's mover
+    offer: LocalOffer | None = None
+    asked: dict[int, Offer] = field(default_factory=dict)  # offers whose report the trainer may still ask for, by seq
+    receiving: Ticket | None = None  # an engine's open receive(): its memory is lent to us
+    lent_for: PubId | None = None  # the publication that the lent (or shadow) memory is being filled with
+    relending: bool = False
+    told: tuple[str, PubId, int] | None = None  # the last ticket or commit event, and its token
+    step: int = 0
+
+    @property
+    def key(self) -> str:
+        return self.session.key
+
+    @property
+    def trains(self) -> bool:
+        return self.mode == TRAINER
+
+    @property
+    def shadowed(self) -> bool:
+        return self.mode == HOST_SHADOW
+
+    @property
+    def word_index(self) -> int:
+        """The control page's word that guards this rank's memory."""
+        return SHADOW_LOAN if self.shadowed else LOAN
+
+    @property
+    def word(self) -> int:
+        """The loan word under which this rank's memory is readable now."""
+        return self.offer.word if self.offer else self.page.read(self.word_index)
+
+    @property
+    def served(self) -> PubId:
+        """The publication that the client serves, by its own word; (0, 0) for none or while it is dirty."""
+        return NO_PUBLICATION if self.page.dirty else PubId(self.page.generation, self.page.revision)
+
+    @property
+    def taken(self) -> PubId:
+        """The publication of the ticket that the client took last."""
+        taken = self.page.taken
+        return PubId(taken.generation, taken.revision) if taken else NO_PUBLICATION
+
+    def holds(self, publication: PubId) -> bool:
+        """Whether the memory that we may lend from this rank holds the whole publication."""
+        if self.shadowed:
+            return self.page.shadow_publication == publication
+        return self.served == publication and self.receiving is None
+
+    def info(self) -> RankInfo:
+        """The rank as its member record shows it."""
+        session = self.session
+        return RankInfo(
+            self.key, session.side, session.group, session.rank, session.world,
+            session.incarnation, self.digest, self.mode, self.life if self.mover else 0,
+        )  # fmt: skip
+
+    def set_memory(self, memory: Memory) -> None:
+        """Replace what is lent; movers map the new memory before they next run."""
+        if self.memory:
+            self.memory.close()
+        self.memory = memory
+
+    def close(self) -> None:
+        if self.memory:
+            self.memory.close()
+            self.memory = None
+
+
+_versions = 0
+
+
+def _next_version() -> int:
+    global _versions  # noqa: PLW0603 - one counter a process, so that no two memories share a version
+    _versions += 1
+    return _versions
+
+
+def shadow_memory(layout: Layout, fd: int) -> Memory:
+    """The shadow arena of a host_shadow engine; owns ``fd``."""
+    places, total = shadow_offsets(layout.storages)
+    if os.fstat(fd).st_size < total:
+        os.close(fd)
+        raise InputError("shadow", f"at least {total} bytes", "a smaller memfd")
+    regions = tuple(Region(name, 0, offset, nbytes) for name, (offset, nbytes) in places.items())
+    return Memory(regions, [fd], _next_version())
+
+
+def lent_memory(layout: Layout, keep: Iterable[str], described: Sequence[dict[str, Any]], fds: Fds) -> Memory:
+    """The memory that came with a publish or receive. Raises Refused where storages are missing or of another size."""
+    wanted = {name: numel * ITEMSIZE[dtype] for name, (numel, dtype) in layout.storages.items()}
+    regions = tuple(Region(m["name"], m["fd"], m["offset"], m["nbytes"]) for m in described)
+    sizes = {region.name: region.nbytes for region in regions}
+    for name, nbytes in wanted.items():
+        if name not in sizes and name not in keep and nbytes:
+            raise Refused(f"memory.{name}", f"{nbytes} bytes", "nothing")
+        if name in sizes and sizes[name] != nbytes:
+            raise Refused(f"memory.{name}", f"{nbytes} bytes as registered", str(sizes[name]))
+    return Memory(tuple(region for region in regions if region.name in wanted), fds.take_all(), _next_version())

@@ -1,0 +1,129 @@
+"""Turning a lane on this node: revoke what was, plan anew, and have our movers connect."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from refitd.hook.memfd import create_document
+from refitd.mover.handle import MoverHandle
+from refitd.plan import Plan, make_plan
+
+if TYPE_CHECKING:
+    from refitd.daemon.lane import LaneDriver
+
+REVOKE_SECONDS = 3.0
+
+
+@dataclass
+class Built:
+    """A lane under one token, as our movers build it."""
+
+    replica: str
+    token: int
+    plan: Plan
+    handles: dict[str, MoverHandle]
+    deadline: float
+    waiting: set[str]
+    verified: dict[str, list[int]] = field(default_factory=dict)
+    stopped: dict[str, asyncio.Event] = field(default_factory=dict)
+
+    @property
+    def ready(self) -> bool:
+        """Whether every mover of ours has warmed all its edges."""
+        return not self.waiting
+
+    def done(self, key: str) -> None:
+        self.waiting.discard(key)
+
+    def revoked(self, key: str, message: dict[str, Any]) -> None:
+        self.verified[key] = list(message.get("verified") or [])
+        self._stopped(key).set()
+
+    def gone(self, key: str) -> None:
+        """The mover died: it reads and writes nothing any more."""
+        self._stopped(key).set()
+
+    def _stopped(self, key: str) -> asyncio.Event:
+        return self.stopped.setdefault(key, asyncio.Event())
+
+    async def wait_stopped(self, key: str) -> None:
+        await self._stopped(key).wait()
+
+
+async def revoke_all(built: Built, log: Any) -> dict[str, list[int]]:
+    """Stop our movers' work for a token: after this nobody here moves data for it (I5). What each had verified.
+
+    A mover that does not answer in time is killed; its death is as good an answer.
+    """
+    for handle in built.handles.values():
+        handle.send({"kind": "revoke", "lane": built.replica, "token": built.token})
+    for key, handle in built.handles.items():
+        try:
+            async with asyncio.timeout(REVOKE_SECONDS):
+                await asyncio.wait(
+                    [asyncio.ensure_future(built.wait_stopped(key)), asyncio.ensure_future(handle.gone())],
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+        except TimeoutError:
+            log.warning("mover_killed", key=key, reason=f"no answer to revoke within {REVOKE_SECONDS:g} s")
+            handle.kill()
+            await handle.gone()
+    return built.verified
+
+
+async def build_lane(driver: LaneDriver) -> Built:
+    """Plan the lane and tell our movers to connect. Raises PlanError, MismatchError, TransportError."""
+    context, lane = driver.context, driver.lane
+    assert lane is not None
+    sources, members, neighbours = [
+        await context.plan_ranks(slots) for slots in (lane.sources, lane.members, lane.neighbours)
+    ]
+    plan = make_plan(sources, members, neighbours, bucket_bytes=context.config.data.bucket_bytes)
+    handles: dict[str, MoverHandle] = {}
+    for slot in driver.my_slots():
+        mover = context.ranks[slot.key].mover
+        if mover is not None:
+            handles[slot.key] = mover
+    seconds = context.config.timeouts.build
+    built = Built(driver.replica, driver.token, plan, handles, time.monotonic() + seconds, set(handles))
+    places = {rank.key: rank.node for rank in (*sources, *members)}
+    for key, handle in handles.items():
+        _send_build(driver, plan, handle, _edges(driver, places, key))
+    return built
+
+
+def _edges(driver: LaneDriver, places: dict[str, str], key: str) -> tuple[list[dict[str, Any]], list[str]]:
+    """(edges to connect, sources to accept) of a rank: every pair that a remainder may use, not just today's."""
+    lane = driver.lane
+    assert lane is not None
+    connect, accept = [], []
+    for source in lane.sources:
+        for member in lane.members:
+            if places[source.key] == places[member.key]:
+                continue
+            if source.key == key:
+                host, port = driver.context.address(member.node)
+                connect.append({"dst": member.key, "host": host, "port": port})
+            if member.key == key:
+                accept.append(source.key)
+    return connect, accept
+
+
+def _send_build(
+    driver: LaneDriver, plan: Plan, handle: MoverHandle, edges: tuple[list[dict[str, Any]], list[str]]
+) -> None:
+    context = driver.context
+    fd = create_document("refitd-program", plan.program(handle.key).to_bytes())
+    try:
+        message = {
+            "kind": "build", "lane": driver.replica, "token": driver.token, "rank": handle.key, "job": context.job,
+            "secret": context.secret, "connect": edges[0], "accept": edges[1],
+            "timeout": context.config.timeouts.build,
+        }  # fmt: skip
+        handle.send(message, [fd])
+    finally:
+        os.close(fd)
