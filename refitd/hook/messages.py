@@ -9,13 +9,23 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 from typing import Any
 
 from refitd.errors import ProtocolError
 from refitd.hook.wire import Message
 
 PROTO = 1
-RELEASED, SKIPPED = "RELEASED", "SKIPPED"
+
+
+class Outcome(StrEnum):
+    """What `Offer.released` says; both mean that the weights may change again."""
+
+    RELEASED = "RELEASED"
+    SKIPPED = "SKIPPED"
+
+
+RELEASED, SKIPPED = Outcome.RELEASED, Outcome.SKIPPED
 TRAINER, ENGINE, ADMIN = "trainer", "engine", "admin"
 IN_PLACE, HOST_SHADOW = "in_place", "host_shadow"
 _NAME = re.compile(r"[A-Za-z0-9_.:@+=-]{1,128}")

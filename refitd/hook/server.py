@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from refitd.errors import ProtocolError, RefitdError, Refused
-from refitd.hook.admission import admit, check_descriptors, error_answer
+from refitd.hook.admission import admit, check_descriptors
+from refitd.hook.answers import error_answer
 from refitd.hook.messages import PROTO, check
 from refitd.hook.session import Fds, Session
 from refitd.hook.socket_file import SocketFile

@@ -1,0 +1,235 @@
+"""The engine's side: tickets at step boundaries, memory lent while new weights come in, and the switch to them.
+
+The control page holds the truth about this rank (what it serves, whether it is dirty, which ticket it took), so a
+daemon that comes back learns it from there. An engine that is dirty must not serve.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from refitd.errors import InputError, RefitdError, Refused
+from refitd.failpoints import failpoint
+from refitd.hook.blocks import blocks_of
+from refitd.hook.client import Client, Identity, Registration
+from refitd.hook.loan import Loan
+from refitd.hook.memory import SharedArena, Staging
+from refitd.hook.messages import ENGINE, HOST_SHADOW, IN_PLACE, Ticket
+from refitd.hook.page import Taken
+from refitd.hook.registration import Geometry, keep_of, moved, require_layout
+from refitd.hook.shadow import shadow_offsets
+from refitd.hook.wire import Message
+
+RECEIVE_SECONDS = 120.0
+_FIRST_SECONDS = 5.0
+_RELEASE_SECONDS = 5.0
+_BACKOFF = (0.1, 2.0)
+_STALE_SECONDS = 10.0  # an engine has time: dropping a slow daemon would throw a transfer away
+
+
+class Engine:
+    """One engine rank. Made by `connect_engine`; a context manager."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.step: int | None = None
+        self._layout: Geometry | None = None
+        self._mode, self._keep = IN_PLACE, list[str]()
+        self._staging = Staging()
+        self._shadow: SharedArena | None = None
+        self._offered: Ticket | None = None
+        self._taken: Ticket | None = None
+
+    @property
+    def publication(self) -> tuple[int, int] | None:
+        """(generation, revision) of what was committed here last, None before the first; see `dirty`."""
+        page = self.client.page
+        return (page.generation, page.revision) if page.generation or page.revision else None
+
+    @property
+    def dirty(self) -> bool:
+        """True while the weights may be a mix of publications: this rank must not serve."""
+        return bool(self.client.page.dirty)
+
+    def register(self, layout: Geometry, mode: str = IN_PLACE, keep: Iterable[str] = ()) -> None:
+        """Hand over this rank's geometry and how it takes new weights: ``in_place`` or ``host_shadow``.
+
+        ``keep``: patterns of storages that the trainer does not own. Raises InputError, and what the daemon finds
+        wrong (LayoutError, MismatchError, Refused). Without a daemon all is kept and handed over when one answers.
+        """
+        if mode not in (IN_PLACE, HOST_SHADOW):
+            raise InputError("mode", f"{IN_PLACE} or {HOST_SHADOW}", repr(mode))
+        patterns, document = keep_of(layout, keep), layout.to_bytes()
+        self._layout, self._mode, self._keep = layout, mode, patterns
+        self._shadow = SharedArena(shadow_offsets(layout.storages)[1]) if mode == HOST_SHADOW else None
+        shadow_fd = self._shadow.fd if self._shadow else None
+        self.client.register(
+            Registration(mode, patterns, document, self._state, shadow_fd), time.monotonic() + _FIRST_SECONDS
+        )
+
+    def _state(self) -> dict[str, Any] | None:
+        page, publication = self.client.page, self.publication
+        if publication is None and not self.dirty:
+            return None
+        generation, revision = publication or (0, 0)
+        return {
+            "generation": generation, "revision": revision, "step": self.step or 0,
+            "token": page.token, "dirty": self.dirty,
+        }  # fmt: skip
+
+    def pending(self, wait: float = 0.0) -> Ticket | None:
+        """The ticket that this replica should take now, or None. Only the replica's lead is ever given one.
+
+        Never blocks unless ``wait`` seconds are given. A ticket stays until it was received or applied, or until the
+        daemon replaces it; one to ``apply`` is taken by being returned and is not replaced any more.
+        """
+        self.client.own()
+        deadline = time.monotonic() + wait
+        self._hear()
+        while self._current() is None and time.monotonic() < deadline:
+            self._wait(deadline)
+            self._hear()
+        return self._take() if self._taken is None else self._taken
+
+    def _current(self) -> Ticket | None:
+        return self._taken or self._offered
+
+    def _wait(self, deadline: float) -> None:
+        try:
+            self.client.wait(deadline)
+        except RefitdError:
+            time.sleep(min(max(deadline - time.monotonic(), 0.0), _BACKOFF[0]))
+
+    def _take(self) -> Ticket | None:
+        """Hand the offered ticket out. For a shadow this is the commit: on the page first, then told."""
+        ticket = self._offered
+        if ticket is not None and ticket.kind == "apply":
+            self._taken, self._offered = ticket, None
+            self.client.page.take(_taken(ticket))
+            self.client.tell("committed", ticket=ticket.to_json())
+        return ticket
+
+    def _hear(self) -> None:
+        """Take in what came; without a daemon try to get one back, without waiting for it."""
+        if not self.client.drain() and not self.client.advance(time.monotonic()):
+            self._offered = None  # the next daemon decides anew what this replica should take
+        while self.client.events:
+            self._hear_one(self.client.events.popleft())
+
+    def _hear_one(self, event: Message) -> None:
+        if event["event"] == "ticket":
+            self._offered = None if event["ticket"] is None else Ticket.from_json(event["ticket"])
+        elif event["event"] == "commit":
+            self._repeat(Ticket.from_json(event["ticket"]))
+
+    def _repeat(self, ticket: Ticket) -> None:
+        """A daemon that does not know whether its commit arrived asks again: say yes where it did."""
+        page = self.client.page
+        if not self.dirty and _taken(ticket) == (page.generation, page.revision, page.token):
+            self._tell_done(ticket)
+
+    def receive(self, ticket: Ticket, tensors: Mapping[str, Any], timeout: float | None = None) -> Ticket:
+        """``in_place``, on every worker of the paused replica: lend the weights' memory and return when committed.
+
+        This rank is `dirty` from here until the whole publication was verified. Returns the ticket that was
+        committed (a newer one where the publication was replaced meanwhile). ``timeout`` seconds, 120 where None.
+        Raises InputError or Refused before anything is lent; ReceiveFailed when it ends without a commit, and then
+        the rank stays dirty and can receive again.
+        """
+        self._check(ticket, "receive", IN_PLACE)
+        blocks = blocks_of(tensors, moved(self._layout, self._keep))
+        self._hear()
+        deadline = time.monotonic() + (RECEIVE_SECONDS if timeout is None else timeout)
+        loan = Loan(self.client, ticket, blocks, self._staging, deadline, self._hear_one)
+        done = loan.run()
+        failpoint("apply", role="engine", key=self.client.identity.key)
+        loan.land()
+        self._switch(done)
+        self._tell_done(done)
+        return done
+
+    def apply(self, ticket: Ticket, tensors: Mapping[str, Any]) -> None:
+        """``host_shadow``, on every worker at the same step boundary: copy the shadow into the live weights.
+
+        Raises InputError for tensors that are not the layout's, Refused for a ticket that is older than what is
+        served or for another replica.
+        """
+        self._check(ticket, "apply", HOST_SHADOW)
+        blocks = blocks_of(tensors, moved(self._layout, self._keep))
+        places, _total = shadow_offsets(require_layout(self._layout).storages)
+        assert self._shadow is not None
+        self.client.page.dirty = 1
+        failpoint("apply", role="engine", key=self.client.identity.key)
+        for name, block in blocks.items():
+            offset, nbytes = places[name]
+            block.load(self._shadow.bytes[offset : offset + nbytes])
+        self._switch(ticket)
+        self.client.tell("applied", ticket=ticket.to_json())
+
+    def _check(self, ticket: Ticket, kind: str, mode: str) -> None:
+        self.client.own()
+        if (ticket.kind, self._mode) != (kind, mode):
+            raise InputError("ticket.kind", f"{kind} in mode {mode}", f"{ticket.kind} in mode {self._mode}")
+        who = self.client.identity
+        if (ticket.job, ticket.replica) != (who.job, who.group):
+            raise Refused("ticket.replica", f"{who.job}/{who.group}", f"{ticket.job}/{ticket.replica}")
+        if (ticket.generation, ticket.revision) < (self.publication or (0, 0)):
+            raise Refused("ticket", f"a publication from {self.publication}", f"{ticket.generation}, {ticket.revision}")
+
+    def _switch(self, ticket: Ticket) -> None:
+        """Record what is served now; dirty is cleared last, when the rest is true."""
+        page = self.client.page
+        page.take(_taken(ticket))
+        page.generation, page.revision, page.token = ticket.generation, ticket.revision, ticket.token
+        self.step = ticket.step
+        page.dirty = 0
+        if self._taken is not None and _taken(self._taken)[:2] <= _taken(ticket)[:2]:
+            self._taken = None
+        if self._offered is not None and _taken(self._offered)[:2] <= _taken(ticket)[:2]:
+            self._offered = None
+
+    def _tell_done(self, ticket: Ticket) -> None:
+        self.client.tell("committed", ticket=ticket.to_json())
+        self.client.tell("applied", ticket=ticket.to_json())
+
+    def release(self) -> None:
+        """Before sleep or before the weights move: returns when no mover has this rank's memory mapped.
+
+        Raises DaemonUnavailable where that cannot be known.
+        """
+        self.client.end_loan()
+        if self.client.call("release", deadline=time.monotonic() + _RELEASE_SECONDS) is None:
+            raise Refused("release", f"an answer within {_RELEASE_SECONDS:g} s", "nothing")
+
+    def close(self) -> None:
+        """End the registration; harmless when repeated."""
+        self.client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _taken(ticket: Ticket) -> Taken:
+    return Taken(ticket.generation, ticket.revision, ticket.token)
+
+
+def connect_engine(job: str, replica: str, rank: int, world_size: int, socket: str | None = None) -> Engine:
+    """Connect rank ``rank`` of ``replica``. Works without a daemon too, which is then tried again at each `pending`.
+
+    Raises InputError for bad names and ranks, Refused where the daemon does not let this rank in.
+    """
+    client = Client(Identity(job, ENGINE, replica, rank, world_size), socket, _BACKOFF, _STALE_SECONDS)
+    try:
+        client.advance(time.monotonic() + _FIRST_SECONDS, raising=True)
+    except RefitdError:
+        client.close()
+        raise
+    return Engine(client)
