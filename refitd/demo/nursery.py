@@ -91,13 +91,13 @@ def _run_child(request: dict[str, Any], fd: int, body: Body) -> NoReturn:
         output = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(output, 1)
         os.dup2(output, 2)
+        sys.stdout = sys.stderr = open(output, "w", buffering=1)  # noqa: SIM115  not the parent's streams, for life
         body(request["options"], Connection(socket.socket(fileno=fd)))
         status = 0
     except EOFError:
         status = 0  # the driver is gone: so are we
     except BaseException:  # noqa: BLE001  the reason goes to the log, and the driver sees the exit
         traceback.print_exc()
-    sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
 
