@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import socketserver
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
@@ -51,8 +53,9 @@ class MetricsServer:
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     def close(self) -> None:
-        """Stop listening and wait for the answers under way."""
+        """Stop listening and hang up on clients that are still connected; no thread is left."""
         self._server.shutdown()
+        self._server.hang_up()
         self._server.server_close()
         self._thread.join()
 
@@ -64,12 +67,31 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, host: str, port: int, registry: CollectorRegistry, health: Health) -> None:
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self.registry, self.health = registry, health
+        self._lock = threading.Lock()
+        self._clients: set[socket.socket] = set()
         super().__init__((host, port), _Handler)
 
     def server_bind(self) -> None:
         # Not HTTPServer's: that asks the DNS for our own name, which may take many seconds.
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._lock:
+            self._clients.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._clients.discard(request)
+        super().shutdown_request(request)
+
+    def hang_up(self) -> None:
+        """End connections whose clients say nothing; their threads would stay until the timeout."""
+        with self._lock:
+            for client in self._clients:
+                with contextlib.suppress(OSError):  # it hung up itself
+                    client.shutdown(socket.SHUT_RD)
 
 
 class _Handler(BaseHTTPRequestHandler):
