@@ -56,10 +56,11 @@ def _geometry(layout: Layout) -> list[InputError]:
     for row, (shape, _dtype) in zip(shapes, layout.tensors.values(), strict=True):
         row[: len(shape)] = shape[: lo.shape[1]]
     numel = np.array([count for count, _ in layout.storages.values()], dtype=np.int64)
-    outside_tensor: Bools = ((hi > shapes[tensor]) | (lo >= hi)).any(axis=1)
-    outside_storage: Bools = last_addresses(base, lo, hi, strides) >= numel[storage]
+    outside_tensor: Bools = np.any((hi > shapes[tensor]) | (lo >= hi), axis=1)
+    outside_storage: Bools = np.greater_equal(last_addresses(base, lo, hi, strides), numel[storage])
     dtype_of = np.array([dtype for _, dtype in layout.tensors.values()])
-    other_dtype: Bools = dtype_of[tensor] != np.array([dtype for _, dtype in layout.storages.values()])[storage]
+    storage_dtype = np.array([dtype for _, dtype in layout.storages.values()])
+    other_dtype: Bools = np.not_equal(dtype_of[tensor], storage_dtype[storage])
     wrong: Ints = np.flatnonzero(outside_tensor | outside_storage | other_dtype)
     pieces = layout.pieces() if len(wrong) else ()
     return [

@@ -38,7 +38,7 @@ class Layout:
     ``tensors``: name -> (global shape, dtype); ``storages``: name -> (elements, dtype); ``keep``: fnmatch patterns of
     storages that the trainer does not own; ``tied``: alias -> canonical tensor name. ``patterns`` (P, 3, D) has lo, hi
     and strides, ``pattern_fact`` (P,) the index of its (shape, dtype) in ``facts``, ``instances`` (N, 4) tensor,
-    storage, base offset, pattern. Names are numbered in sorted order, pieces are sorted: equal geometry has equal bytes.
+    storage, base offset, pattern. Names are numbered in sorted order and pieces sorted: equal geometry, equal bytes.
     """
 
     def __init__(self, parts: build.Parts) -> None:
