@@ -106,8 +106,9 @@ class Attempt:
         message = {
             **self._head("run"), "publication": list(self.publication), "words": words,
             "progress_timeout": config.timeouts.progress, "neighbour_timeout": config.timeouts.neighbour,
-            "verify": config.data.verify,
         }  # fmt: skip
+        if config.data.verify == "reread":
+            message["verify"] = "reread"
         if not resend:
             handle.send(message)
             return

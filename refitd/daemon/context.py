@@ -22,7 +22,7 @@ class Context(Protocol):
     config: Config
     metrics: Metrics
     agreement: Agreement
-    ranks: Mapping[str, LocalRank]
+    ranks: dict[str, LocalRank]
 
     async def plan_ranks(self, slots: Sequence[Slot]) -> list[Rank]:
         """Slots with their layouts. Raises TransportError where a layout cannot be fetched."""

@@ -25,7 +25,7 @@ from refitd.failpoints import failpoint
 from refitd.hook.messages import Ticket
 from refitd.mover.handle import MoverHandle
 from refitd.plan import Held
-from refitd.store import CreateRevision, ModRevision
+from refitd.store import Compare, CreateRevision, ModRevision
 
 _BACKOFF = (0.0, 0.05, 0.2, 0.5, 1.0, 2.0)
 
@@ -253,7 +253,7 @@ class LaneDriver:
         member = agreement.view.members.get(self.context.node)
         if member is None or not agreement.alive:
             return
-        guards = [
+        guards: list[Compare] = [
             ModRevision(agreement.compare_path(f"lanes/{self.replica}"), self.token),
             CreateRevision(agreement.compare_path(f"members/{self.context.node}"), member.created),
         ]
@@ -267,13 +267,13 @@ class LaneDriver:
             edge, reason, permanent = self._failure
             if time.monotonic() < self._speak_after:
                 return None
-            return Ack(self.token, digest, "failed", 0, 0, {}, tuple(served), edge, reason[:2000], permanent)
+            return Ack(self.token, digest, "failed", 0, 0, {}, served, edge, reason[:2000], permanent)
         if not self.built or not self.built.ready:
             return None
         phase, publication = self._progress()
         held = {key: self.context.keep_blob(held.to_bytes()) for key, held in sorted(self.held.items())}
         shown = held if phase != "built" else {}
-        return Ack(self.token, digest, phase, *publication, shown, tuple(served))
+        return Ack(self.token, digest, phase, *publication, shown, served)
 
     def _progress(self) -> tuple[str, PubId]:
         prepared = self._preparer.prepared

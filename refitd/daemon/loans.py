@@ -77,8 +77,8 @@ class Loans:
             rank.session.event("planned", seq=local.offer.seq)
         if verdict.outcome:
             rank.offer = None
-            event = {"seq": local.offer.seq, "outcome": verdict.outcome, "reason": verdict.reason}
-            rank.session.event("released", **event)
+            session, seq = rank.session, local.offer.seq
+            session.event("released", seq=seq, outcome=verdict.outcome, reason=verdict.reason)
             if verdict.outcome != RELEASED:
                 self._job.metrics.refit("skipped")
             self._job.poke()

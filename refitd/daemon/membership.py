@@ -10,7 +10,7 @@ import structlog
 
 from refitd.epoch.codec import encode
 from refitd.epoch.records import Member
-from refitd.plan import PLANNER_VERSION
+from refitd.plan.version import PLANNER_VERSION
 
 if TYPE_CHECKING:
     from refitd.daemon.job import Job

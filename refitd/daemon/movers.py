@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _BACKOFF = (0.0, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 _CALM_SECONDS = 60.0
+UNMAP_SECONDS = 2.0
 
 
 class Movers:
@@ -33,6 +34,7 @@ class Movers:
         self._dying: dict[str, MoverHandle] = {}  # killed and not yet gone: its memory must not be lent again
         self._deaths: dict[str, list[float]] = {}
         self._restarted: set[Slot] = set()
+        self._unmaps: dict[tuple[int, str], asyncio.Event] = {}
         self._log = structlog.get_logger().bind(job=job.job, node=job.node)
 
     def want(self, key: str) -> None:
@@ -47,6 +49,24 @@ class Movers:
         for other in self._job.ranks.values():
             if other.mounted.pop(rank.key, None) is not None and other.mover:
                 other.mover.send({"kind": "unmount", "memory": rank.key})
+
+    async def unmap(self, rank: LocalRank) -> None:
+        """Return once no mover maps the rank's memory any more; one that does not answer in time is killed."""
+        readers = [other for other in self._job.ranks.values() if other.mounted.pop(rank.key, None) is not None]
+        await asyncio.gather(*(self._unmapped(reader.mover, rank.key) for reader in readers if reader.mover))
+
+    async def _unmapped(self, mover: MoverHandle, key: str) -> None:
+        answer = self._unmaps.setdefault((mover.pid, key), asyncio.Event())
+        mover.send({"kind": "unmount", "memory": key})
+        gone = asyncio.create_task(mover.gone())
+        answered = asyncio.create_task(answer.wait())
+        await asyncio.wait([gone, answered], timeout=UNMAP_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        for task in (gone, answered):
+            task.cancel()
+        if not answer.is_set() and mover.alive:
+            self._kill(mover, f"it did not let go of {key} in time")
+            await mover.gone()
+        del self._unmaps[mover.pid, key]
 
     def check(self) -> None:
         """Kill movers that missed their ping deadline."""
@@ -104,7 +124,16 @@ class Movers:
     def _on_message(self, handle: MoverHandle, message: dict[str, Any], fds: list[int]) -> None:
         for fd in fds:
             os.close(fd)
-        self._job.on_mover_message(handle, message)
+        if "memory" in message:
+            self._on_memory(handle, message)
+        else:
+            self._job.on_mover_message(handle, message)
+
+    def _on_memory(self, handle: MoverHandle, message: dict[str, Any]) -> None:
+        if message.get("kind") == "failed":
+            self._kill(handle, f"it cannot map {message['memory']}: {message.get('reason')}")
+        elif message.get("kind") == "unmounted" and (handle.pid, message["memory"]) in self._unmaps:
+            self._unmaps[handle.pid, message["memory"]].set()
 
     def _on_exit(self, handle: MoverHandle) -> None:
         if self._dying.get(handle.key) is handle:

@@ -1,0 +1,127 @@
+"""The command line. Each subcommand imports what it needs when it is called: `refitd --help` costs nothing."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from refitd.errors import EX_CONFIG, ConfigError, RefitdError, Refused
+
+Command = Callable[[argparse.Namespace], int]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of ``refitd``. Exit status: 0 good, 1 the work failed, 2 usage, 78 bad configuration."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    if argv[:1] == ["demo"]:
+        from refitd.demo import main as demo
+
+        return demo(argv[1:])
+    if argv[:1] == ["bench"]:
+        from refitd.bench import main as bench
+
+        return bench(argv[1:])
+    arguments = _parser().parse_args(argv)
+    command: Command = arguments.command
+    try:
+        return command(arguments)
+    except ConfigError as error:
+        return _fail(arguments, error, EX_CONFIG)
+    except RefitdError as error:
+        return _fail(arguments, error, 1)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="refitd", description="Fault-tolerant elastic refit: weights move shard to shard."
+    )
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    commands.add_parser("demo", help="run trainers, engines and daemons on this machine, with faults if you like")
+    commands.add_parser("bench", help="measure a refit against its rivals")
+    run = commands.add_parser("run", help="run the daemon of this node")
+    run.add_argument("--config", metavar="FILE", help="TOML file (default: none; REFITD_* and flags also count)")
+    run.add_argument("--set", metavar="SECTION.KEY=VALUE", action="append", default=[], help="override one key")
+    run.set_defaults(command=_run)
+    status = commands.add_parser("status", help="what the daemon of this node sees")
+    status.add_argument("--socket", metavar="PATH", help="hook socket (default: as the daemon's)")
+    status.set_defaults(command=_status)
+    config = commands.add_parser("config", help="check or show the configuration")
+    config.add_argument("action", choices=["check", "show"])
+    config.add_argument("--config", metavar="FILE")
+    config.set_defaults(command=_config)
+    for command in (run, status, config):
+        command.add_argument("--json", action="store_true", help="one JSON object on the last line of stdout")
+    return parser
+
+
+def _overrides(pairs: Sequence[str]) -> dict[str, str]:
+    found = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise ConfigError("--set", "SECTION.KEY=VALUE", pair)
+        found[key] = value
+    return found
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from refitd.config import load
+    from refitd.daemon.app import run
+    from refitd.telemetry.logs import setup
+
+    config = load(arguments.config, overrides=_overrides(arguments.set))
+    setup(config.log.level, config.log.format)
+    try:
+        return asyncio.run(run(config))
+    except Refused as error:
+        return _fail(arguments, error, EX_CONFIG if error.field.startswith("hook.") else 1)
+
+
+def _config(arguments: argparse.Namespace) -> int:
+    from refitd.config import load, show
+
+    config = load(arguments.config)
+    if arguments.json:
+        print(json.dumps({"ok": True, "reason": "", "config": show(config)}))
+    else:
+        print(show(config) if arguments.action == "show" else "the configuration is good")
+    return 0
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    from refitd.hook.admin import ask
+
+    answer = ask("status", socket_path=arguments.socket)
+    print(json.dumps(answer) if arguments.json else _status_text(answer))
+    return 0
+
+
+def _status_text(answer: dict[str, Any]) -> str:
+    lines = [f"node {answer['node']}, store {answer['store']['url']}"]
+    for name, job in answer["jobs"].items():
+        lines.append(f"job {name}: leader {job['leader']}, generation {job['generation']}, newest {job['publication']}")
+        lines += [
+            f"  member {m['node']} ({m['address']}): {', '.join(r['key'] for r in m['ranks'])}" for m in job["members"]
+        ]
+        lines += [f"  lane {lane['replica']}: {lane['stage']} ({lane['why']})" for lane in job["lanes"]]
+        lines += [
+            f"  replica {r['name']}: step {r['step']}, {'ready' if r['ready'] else 'not ready: ' + r['why']}, {r['mode']}"
+            for r in job["replicas"]
+        ]
+    return "\n".join(lines)
+
+
+def _fail(arguments: argparse.Namespace, error: RefitdError, status: int) -> int:
+    if arguments.json:
+        fields = {name: getattr(error, name) for name in ("field", "expected", "got") if hasattr(error, name)}
+        print(json.dumps({"ok": False, "reason": str(error), **fields}))
+    print(f"refitd: {error}", file=sys.stderr)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,164 @@
+"""The daemon: starts its parts in order, waits for a signal, and stops them in the opposite order."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from refitd.config import Config, split_listen
+from refitd.daemon.data import DataServer
+from refitd.daemon.job import Job
+from refitd.daemon.requests import Requests
+from refitd.errors import ConfigError, Refused
+from refitd.hook.server import HookServer
+from refitd.mover.pool import MoverPool
+from refitd.store import open_store
+from refitd.telemetry.http import MetricsServer
+from refitd.telemetry.metrics import Metrics, ReplicaState
+from refitd.telemetry.notify import Notifier
+
+
+class Daemon:
+    """One refitd on one node. `start` raises ConfigError or Refused for what is wrong with its surroundings."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.metrics = Metrics(self._replica_states)
+        self.jobs: dict[str, Job] = {}
+        self._connections = 0
+        self._log = structlog.get_logger().bind(node=config.node.name)
+        self._lock = _lock_node(config)
+        self._secret = _read_secret(config.data.secret_file)
+        self.requests = Requests(self)
+        self.hook = HookServer(
+            config.hook.socket, self.requests, uids=config.hook.uids, gids=config.hook.gids,
+            node=config.node.name, log=self._log_hook,
+        )  # fmt: skip
+        self._pool = MoverPool()
+        self._notify = Notifier()
+
+    async def start(self) -> None:
+        """Bind everything that can be refused, then say READY; the store may come later."""
+        config = self.config
+        self._data = DataServer(config.data.host, config.data.port, self._secret, self._take_edge, self._find_blob)
+        self._data.start()
+        listen = config.metrics.listen
+        self._http = MetricsServer(*split_listen(listen), self.metrics.registry) if listen else None
+        await self.hook.start()
+        store = config.store
+        self._store = await asyncio.to_thread(
+            open_store, store.url, user=store.user, password_file=store.password_file, ca=store.ca,
+            cert=store.cert, key=store.key, request_timeout=store.request_timeout,
+        )  # fmt: skip
+        self._warming = asyncio.create_task(self._pool.start())
+        self._log.info("ready", socket=str(config.hook.socket), data_port=self._data.port, store=store.url)
+        self._notify.ready(f"serving {config.hook.socket}")
+
+    async def stop(self) -> None:
+        """Leave every job, end every mover, remove the socket."""
+        self._notify.stopping()
+        self._warming.cancel()
+        await asyncio.gather(self._warming, return_exceptions=True)
+        await self.hook.stop()
+        for job in self.jobs.values():
+            await job.close()
+        await self._pool.close()
+        await self._data.stop()
+        if self._http:
+            await asyncio.to_thread(self._http.close)
+        await asyncio.to_thread(self._store.close)
+        os.close(self._lock)
+        self._log.info("stopped")
+
+    def job(self, name: str) -> Job:
+        """The job of this name, joined with the first client that speaks of it."""
+        if name not in self.jobs:
+            host = self.config.data.host
+            address = f"{host}:{self._data.port}"
+            self.jobs[name] = Job(name, self.config, self._store, self._pool, self.metrics, self._secret, address)
+        return self.jobs[name]
+
+    def count_connections(self, change: int) -> None:
+        self._connections += change
+        self.metrics.hook_connections(self._connections)
+
+    def watchdog(self) -> None:
+        """Feed systemd's watchdog; called from the loop that does the work, so that a stuck loop starves it."""
+        self._notify.watchdog()
+
+    def _take_edge(self, hello: dict[str, Any], sock: Any) -> None:
+        job = self.jobs.get(str(hello.get("job")))
+        if job is None:
+            sock.close()
+        else:
+            job.take_edge(hello, sock)
+
+    def _find_blob(self, digest: str) -> bytes | None:
+        return next((job.blobs[digest] for job in self.jobs.values() if digest in job.blobs), None)
+
+    def _log_hook(self, event: str, facts: dict[str, Any]) -> None:
+        self._log.warning(event, **facts)
+        if event == "client_refused":
+            self.metrics.hook_error("protocol")
+
+    def _replica_states(self) -> list[ReplicaState]:
+        return [
+            ReplicaState(replica, commit.value.step, commit.value.revision)
+            for job in self.jobs.values()
+            for replica, commit in job.agreement.view.commits.items()
+        ]
+
+
+def _lock_node(config: Config) -> int:
+    """Hold the node's lock file: one daemon for a node name on a machine. Raises Refused, ConfigError."""
+    folder = Path(config.node.state_dir)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        fd = os.open(folder / f"{config.node.name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise ConfigError("node.state_dir", "a folder that we may write to", f"{folder} ({error.strerror})") from None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        raise Refused("node.name", "a node without a daemon", f"{config.node.name} has one already") from None
+    return fd
+
+
+def _read_secret(path: str) -> str:
+    try:
+        return Path(path).read_text().strip() if path else ""
+    except OSError as error:
+        raise ConfigError("data.secret_file", "a readable file", f"{path} ({error.strerror})") from None
+
+
+async def run(config: Config) -> int:
+    """Run until SIGTERM or SIGINT. A second signal ends the process at once."""
+    daemon = Daemon(config)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def asked() -> None:
+        if stop.is_set():
+            sys.exit(1)
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, asked)
+    await daemon.start()
+    while not stop.is_set():
+        daemon.watchdog()
+        try:
+            async with asyncio.timeout(1.0):
+                await stop.wait()
+        except TimeoutError:
+            continue
+    await daemon.stop()
+    return 0

@@ -1,0 +1,216 @@
+"""What clients ask for, carried out on the job's ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from refitd.daemon.data import digest_of
+from refitd.daemon.job import Job
+from refitd.daemon.rank import NO_PUBLICATION, LocalRank, lent_memory, shadow_memory
+from refitd.daemon.status import status
+from refitd.epoch.records import PubId, check_name
+from refitd.errors import InputError, LayoutError, Refused
+from refitd.hook.memfd import read_document
+from refitd.hook.messages import ADMIN, ENGINE, HOST_SHADOW, TRAINER, Ticket
+from refitd.hook.server import Answer, Fds, Session
+from refitd.hook.wire import Message
+from refitd.layout import Layout
+
+if TYPE_CHECKING:
+    from refitd.daemon.app import Daemon
+
+Method = Callable[[Session, Message, Fds], Awaitable[Answer]]
+NOTHING: Answer = ({}, ())
+
+
+class Requests:
+    """The hook's handler."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+        self._log = structlog.get_logger().bind(node=daemon.config.node.name)
+        self._methods: dict[str, Method] = {
+            "register": self._register, "publish": self._publish, "withdraw": self._withdraw,
+            "report": self._report, "receive": self._receive, "relent": self._relent,
+            "committed": self._committed, "applied": self._applied, "release": self._release,
+            "status": self._status,
+        }  # fmt: skip
+
+    # refitd.hook.server.Handler
+
+    def connected(self, session: Session) -> None:
+        """Let a client in unless another process speaks for its rank."""
+        if session.side != ADMIN:
+            for field, name in (("job", session.job), ("group", session.group)):
+                check_name(field, name)
+            self._claim(session)
+        self._daemon.count_connections(1)
+
+    def _claim(self, session: Session) -> None:
+        for other in self._daemon.hook.sessions:
+            if other.side == ADMIN or (other.job, other.key) != (session.job, session.key) or other.closed:
+                continue
+            if other.incarnation != session.incarnation:
+                raise Refused("rank", f"{session.key} to be free", f"process {other.pid} speaks for it")
+            other.close("the same client connected again")
+
+    def disconnected(self, session: Session, reason: str) -> None:
+        """End of the registration."""
+        self._daemon.count_connections(-1)
+        job = self._daemon.jobs.get(session.job)
+        if job and session.side != ADMIN:
+            self._log.info("client_gone", job=session.job, rank=session.key, reason=reason)
+            job.remove_rank(session)
+
+    async def request(self, session: Session, message: Message, fds: Fds) -> Answer:
+        """Answer one request. Raises InputError for what is wrong with it."""
+        method = self._methods.get(message["method"])
+        if method is None:
+            raise Refused("method", "one that this daemon carries out", message["method"])
+        try:
+            return await method(session, message, fds)
+        except InputError as error:
+            self._daemon.metrics.hook_error(type(error).__name__.removesuffix("Error").lower())
+            self._log.warning("request_refused", rank=session.key, method=message["method"], error=str(error))
+            raise
+
+    # Both sides.
+
+    async def _register(self, session: Session, message: Message, fds: Fds) -> Answer:
+        wanted = TRAINER if session.side == TRAINER else "in_place or host_shadow"
+        if (session.side == TRAINER) != (message["mode"] == TRAINER) or session.side == ADMIN:
+            raise Refused("mode", wanted, message["mode"])
+        data = read_document(fds[0], "layout")
+        layout = _with_keep(Layout.from_bytes(data), message["keep"])
+        layout.check()
+        data = layout.to_bytes()
+        assert session.page is not None
+        job = self._daemon.job(session.job)
+        self._check_group(job, session, layout)
+        rank = LocalRank(session, layout, digest_of(data), message["mode"], session.page)
+        if message["mode"] == HOST_SHADOW:
+            rank.set_memory(shadow_memory(layout, fds.take(1)))
+        state = message["state"]
+        rank.step = state["step"] if state else 0
+        job.add_rank(rank, data)
+        self._log.info(
+            "registered", job=session.job, rank=rank.key, mode=rank.mode, layout=rank.digest, pid=session.pid
+        )
+        return {"digest": rank.digest}, ()
+
+    def _check_group(self, job: Job, session: Session, layout: Layout) -> None:
+        """Refuse what contradicts other ranks of the same group that are known here: their world, their shapes."""
+        for other in job.ranks.values():
+            if other.session.side != session.side or other.session.group != session.group:
+                continue
+            if other.key != session.key and other.session.world != session.world:
+                raise Refused("world", f"{other.session.world} as {other.key} says", str(session.world))
+            differing = [
+                InputError(f"{name}: {session.key} and {other.key}", str(other.layout.tensors[name]), str(spec))
+                for name, spec in layout.tensors.items()
+                if other.layout.tensors.get(name, spec)[0] != spec[0]
+            ]
+            if differing:
+                raise LayoutError(differing)
+
+    def _rank(self, session: Session, side: str) -> tuple[Job, LocalRank]:
+        if session.side != side:
+            raise Refused("side", side, session.side)
+        job = self._daemon.job(session.job)
+        rank = job.ranks.get(session.key)
+        if rank is None or rank.session is not session:
+            raise Refused("register", "a registered layout", "none yet")
+        return job, rank
+
+    # Trainers.
+
+    async def _publish(self, session: Session, message: Message, fds: Fds) -> Answer:
+        job, rank = self._rank(session, TRAINER)
+        if message["memory"] is not None:
+            rank.set_memory(lent_memory(rank.layout, rank.layout.kept, message["memory"], fds))
+        if rank.memory is None:
+            raise Refused("memory", "storages with the first publish", "null")
+        job.loans.open(rank, message["seq"], message["step"], message["word"])
+        return NOTHING
+
+    async def _withdraw(self, session: Session, message: Message, fds: Fds) -> Answer:
+        del fds
+        job, rank = self._rank(session, TRAINER)
+        job.loans.withdraw(rank, message["seq"], message["reason"])
+        return NOTHING
+
+    async def _report(self, session: Session, message: Message, fds: Fds) -> Answer:
+        del fds
+        job, rank = self._rank(session, TRAINER)
+        report = await job.loans.report(rank, message["seq"], message["close"], message["min_replicas"])
+        return {"report": report}, ()
+
+    # Engines.
+
+    async def _receive(self, session: Session, message: Message, fds: Fds) -> Answer:
+        job, rank = self._rank(session, ENGINE)
+        ticket = self._check_ticket(session, message["ticket"])
+        if rank.shadowed:
+            raise Refused("receive", "an in_place rank", rank.mode)
+        if rank.mover is None:
+            raise Refused("receive", "a running mover", "none yet")
+        rank.set_memory(lent_memory(rank.layout, rank.layout.kept, message["memory"], fds))
+        rank.receiving, rank.lent_for, rank.relending, rank.told = ticket, None, False, None
+        job.poke()
+        return {}, [rank.mover.pidfd]
+
+    async def _relent(self, session: Session, message: Message, fds: Fds) -> Answer:
+        del fds, message
+        job, rank = self._rank(session, ENGINE)
+        rank.lent_for, rank.relending = None, False
+        job.poke()
+        return NOTHING
+
+    async def _committed(self, session: Session, message: Message, fds: Fds) -> Answer:
+        """A client took the ticket; for the lead this was the point of no return."""
+        del fds
+        job, rank = self._rank(session, ENGINE)
+        ticket = self._check_ticket(session, message["ticket"])
+        rank.step = ticket.step
+        if not rank.shadowed:
+            rank.receiving, rank.lent_for = None, None
+        job.poke()
+        return NOTHING
+
+    async def _applied(self, session: Session, message: Message, fds: Fds) -> Answer:
+        del fds
+        job, rank = self._rank(session, ENGINE)
+        rank.step = self._check_ticket(session, message["ticket"]).step
+        job.poke()
+        return NOTHING
+
+    async def _release(self, session: Session, message: Message, fds: Fds) -> Answer:
+        """The engine is about to move its weights: our movers let go of them first."""
+        del fds, message
+        job, rank = self._rank(session, ENGINE)
+        await job.movers.unmap(rank)
+        return NOTHING
+
+    def _check_ticket(self, session: Session, value: Any) -> Ticket:
+        ticket = Ticket.from_json(value)
+        if (ticket.job, ticket.replica) != (session.job, session.group):
+            raise Refused("ticket", f"one of {session.job}/{session.group}", f"{ticket.job}/{ticket.replica}")
+        if PubId(ticket.generation, ticket.revision) <= NO_PUBLICATION:
+            raise Refused("ticket", "a publication", "none")
+        return ticket
+
+    # People.
+
+    async def _status(self, session: Session, message: Message, fds: Fds) -> Answer:
+        del session, message, fds
+        return status(self._daemon), ()
+
+
+def _with_keep(layout: Layout, keep: list[str]) -> Layout:
+    if set(keep) <= set(layout.keep):
+        return layout
+    patterns = dict.fromkeys([*layout.keep, *keep])
+    return Layout.from_pieces(layout.tensors, layout.storages, layout.pieces(), patterns, layout.tied)

@@ -1,0 +1,102 @@
+"""What a person or a script sees of this daemon (`refitd status`)."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from refitd.epoch.leader import why_not
+from refitd.epoch.stage import committed, stage
+
+if TYPE_CHECKING:
+    from refitd.daemon.app import Daemon
+    from refitd.daemon.job import Job
+
+
+def status(daemon: Daemon) -> dict[str, Any]:
+    """The answer to ``status``: the node, its store, and each job's members, lanes and replicas."""
+    jobs = {name: _job(job) for name, job in sorted(daemon.jobs.items())}
+    nothing: dict[str, Any] = {"members": [], "lanes": [], "replicas": [], "last_refit": {}}
+    first = next(iter(jobs.values()), nothing)
+    return {
+        "node": daemon.config.node.name,
+        "store": {"url": daemon.config.store.url, "local": daemon.config.store.url.startswith("memory:")},
+        **first,
+        "jobs": jobs,
+    }
+
+
+def _job(job: Job) -> dict[str, Any]:
+    view = job.agreement.view
+    return {
+        "leader": view.leader.value.node if view.leader else None,
+        "joined": job.membership.joined,
+        "generation": view.generation.value.number if view.generation else 0,
+        "publication": list(view.newest) if view.newest else None,
+        "members": [_member(job, node) for node in sorted(view.members)],
+        "lanes": [_lane(job, replica) for replica in sorted(view.lanes)],
+        "replicas": [_replica(job, replica) for replica in sorted(view.replicas())],
+        "ranks": [_rank(job, key) for key in sorted(job.ranks)],
+        "last_refit": _last_refit(job),
+    }
+
+
+def _member(job: Job, node: str) -> dict[str, Any]:
+    member = job.agreement.view.members[node].value
+    ranks = [{"key": info.key, "mode": info.mode, "mover": info.mover} for info in member.ranks]
+    return {"node": node, "address": member.address, "domain": member.domain, "ranks": ranks}
+
+
+def _lane(job: Job, replica: str) -> dict[str, Any]:
+    stored = job.agreement.view.lanes[replica]
+    now = stage(job.agreement.view, replica)
+    return {
+        "replica": replica,
+        "token": stored.revision,
+        "stage": now.name,
+        "why": now.reason,
+        "turned": stored.value.reason,
+        "members": [slot.key for slot in stored.value.members],
+        "sources": [slot.key for slot in stored.value.sources],
+        "neighbours": [slot.key for slot in stored.value.neighbours],
+        "excluded": [{"rank": e.slot.key, "reason": e.reason} for e in stored.value.excluded],
+    }
+
+
+def _replica(job: Job, replica: str) -> dict[str, Any]:
+    view = job.agreement.view
+    commit, newest, stored = view.commits.get(replica), view.newest, view.lanes.get(replica)
+    modes = {info.mode for info in view.replicas()[replica].values()}
+    done = bool(newest and stored and stored.value.members and committed(view, stored.value, newest))
+    return {
+        "name": replica,
+        "publication": list(commit.value.id) if commit else None,
+        "step": commit.value.step if commit else None,
+        "ready": done,
+        "why": "" if done or newest is None else why_not(view, replica),
+        "mode": ", ".join(sorted(modes)),
+    }
+
+
+def _rank(job: Job, key: str) -> dict[str, Any]:
+    rank = job.ranks[key]
+    return {
+        "key": key,
+        "pid": rank.session.pid,
+        "mover": rank.mover.pid if rank.mover else None,
+        "life": rank.life,
+        "offer_age": time.monotonic() - rank.offer.since if rank.offer else None,
+        "served": list(rank.served),
+        "receiving": rank.receiving is not None,
+    }
+
+
+def _last_refit(job: Job) -> dict[str, Any]:
+    """Bytes of the latest attempts of the lanes in which this node takes part, and its own bytes since the start."""
+    plans = {name: lane.built.plan for name, lane in job.lanes.items() if lane.built}
+    lanes = {name: plan.totals for name, plan in sorted(plans.items())}
+    return {
+        "network_bytes": job.network_bytes,
+        "network_bytes_min": sum(totals["network_bytes_min"] for totals in lanes.values()),
+        "lanes": lanes,
+    }
