@@ -54,8 +54,7 @@ class EngineBody:
         began = time.monotonic()
         if self.serving and not self.hook.dirty:
             self._serve()
-        if self._options["rank"] == 0:
-            self._ask()
+        self._ask()
         return time.monotonic() - began
 
     def _serve(self) -> None:
@@ -65,7 +64,7 @@ class EngineBody:
             self._tell("serving", step=step, digest=served[1])
 
     def _ask(self) -> None:
-        """Between two steps, ask for new weights; from here on the replica waits for the driver."""
+        """Between two steps, ask for new weights (the lead is given a ticket); then wait for the driver's word."""
         ticket = self.hook.pending()
         if ticket is not None and ticket != self._forwarded:
             self._forwarded = ticket
@@ -86,16 +85,17 @@ class EngineBody:
 
     def _switch(self, ticket: Ticket) -> None:
         self.serving, self._served = False, None
-        why = ""
         try:
             if ticket.kind == "receive":
-                self.hook.receive(ticket, self.storages, timeout=RECEIVE_SECONDS)
+                ticket = self.hook.receive(ticket, self.storages, timeout=RECEIVE_SECONDS)
             else:
                 self.hook.apply(ticket, self.storages)
         except RefitdError as error:  # the lead asks again; a dirty rank stays out of service
-            why = f"{type(error).__name__}: {error}"
             self._forwarded = None
-        self._tell("switched", ticket=ticket.to_json(), ok=not why, why=why)
+            self._tell("failed", why=f"{type(error).__name__}: {error}")
+        else:
+            self._tell("switched", ticket=ticket.to_json())
+            self._tell("held", step=ticket.step, digest=digest(self.storages))
 
     def _dump(self, path: Path) -> None:
         """All storages, in the order of their names, for the driver's comparison."""

@@ -72,13 +72,17 @@ class Ledger:
         """The replica stopped serving as a whole."""
         self._now.pop(replica, None)
 
-    def served(self, replica: str, rank: int, step: int, seen: str) -> None:
-        """Rank ``rank`` serves weights with digest ``seen`` and says that they are those of ``step``."""
+    def held(self, replica: str, rank: int, step: int, seen: str) -> None:
+        """Rank ``rank`` is free to serve weights with digest ``seen`` and says that they are those of ``step``."""
         expected = self.digests.get(step)
         if expected is None or expected[rank] != seen:
             found = [str(s) for s, ranks in self.digests.items() if ranks[rank] == seen]
             what = f"those of step {found[0]}" if found else "those of no step"
-            self.torn.append(f"{replica}/{rank} served as step {step} weights that are {what}")
+            self.torn.append(f"{replica}/{rank} has as step {step} weights that are {what}")
+
+    def served(self, replica: str, rank: int, step: int, seen: str) -> None:
+        """The same, while the replica computes with them."""
+        self.held(replica, rank, step, seen)
         now = self._now.setdefault(replica, {})
         now[rank] = step
         if len(set(now.values())) > 1:

@@ -100,10 +100,10 @@ class Trainer(Client):
 
 @dataclass
 class Engine(Client):
-    """What an engine rank serves (``step``; None while it does not), and the last ticket that it took."""
+    """What an engine rank serves (``step``; None while it does not), and the publication that it took last."""
 
     step: int | None = None
-    taken: dict[str, Any] | None = None
+    taken: tuple[int, int] | None = None
     switched_at: float = 0.0
     dumped: str = ""
 
@@ -151,8 +151,12 @@ class Replica:
                 self.ticket = message["ticket"]
                 for each in self.engines:
                     each.tell(do="ticket", ticket=self.ticket)
+            case "failed":
+                self.failures.append(f"{engine.name}: {message['why']}")
             case "switched":
                 self._switched(engine, message)
+            case "held":
+                self.ledger.held(self.name, engine.rank, message["step"], message["digest"])
             case "serving":
                 engine.step = message["step"]
                 self.ledger.served(self.name, engine.rank, message["step"], message["digest"])
@@ -167,11 +171,9 @@ class Replica:
             each.tell(do="hold")
 
     def _switched(self, engine: Engine, message: Message) -> None:
-        if not message["ok"]:
-            self.failures.append(f"{engine.name}: {message['why']}")
-            return
-        engine.taken, engine.switched_at = message["ticket"], message["at"]
-        if all(each.taken == self.ticket for each in self.engines):
+        ticket = message["ticket"]
+        engine.taken, engine.switched_at = (ticket["generation"], ticket["revision"]), message["at"]
+        if all(each.taken == engine.taken for each in self.engines):
             for each in self.engines:
                 each.tell(do="serve")
 

@@ -13,7 +13,7 @@ from refitd.demo.ledger import Ledger, Oracle
 from refitd.demo.nursery import Nursery
 from refitd.demo.parties import Replica, Trainer, until
 from refitd.demo.report import Progress, Result
-from refitd.demo.scene import Scene
+from refitd.demo.scene import JOB, Scene
 from refitd.errors import RefitdError
 
 REFIT_SECONDS = 90.0  # I7 allows 60 s after the last fault
@@ -158,14 +158,16 @@ class Play:
     async def _count_bytes(self) -> None:
         """Bytes received over the network since the start, and the least that the refits so far needed."""
         reports = await asyncio.to_thread(self._last_refits)
-        self._result.network_bytes = sum(int(r.get("network_bytes", 0)) for r in reports)
-        self._result.network_bytes_min += sum(int(r.get("network_bytes_min", 0)) for r in reports)
+        lanes = {name: totals for report in reports for name, totals in report["lanes"].items()}
+        self._result.network_bytes = sum(int(report["network_bytes"]) for report in reports)
+        self._result.network_bytes_min += sum(int(totals["network_bytes_min"]) for totals in lanes.values())
 
     def _last_refits(self) -> list[dict[str, Any]]:
         found = []
         for daemon in self._scene.cluster.daemons.values():
             with contextlib.suppress(OSError, EOFError, TimeoutError):
-                found.append(daemon.status().get("last_refit") or {})
+                if report := daemon.status()["jobs"].get(JOB, {}).get("last_refit"):
+                    found.append(report)
         return found
 
     # -- faults

@@ -84,9 +84,9 @@ def test_a_replica_serves_again_when_every_rank_has_switched() -> None:
     lead, worker = replica.engines
     replica.hear(lead, {"event": "ticket", "ticket": TICKET})
     assert told[0] == told[1] == [{"do": "hold"}, {"do": "ticket", "ticket": TICKET}]
-    replica.hear(lead, {"event": "switched", "ticket": TICKET, "ok": True, "why": "", "at": 5.0})
+    replica.hear(lead, {"event": "switched", "ticket": TICKET, "at": 5.0})
     assert len(told[0]) == 2
-    replica.hear(worker, {"event": "switched", "ticket": TICKET, "ok": True, "why": "", "at": 7.0})
+    replica.hear(worker, {"event": "switched", "ticket": TICKET, "at": 7.0})
     assert told[0][-1] == told[1][-1] == {"do": "serve"}
     assert replica.switched_at == 7.0
     replica.hear(lead, {"event": "serving", "step": 2, "digest": "a"})
@@ -101,8 +101,8 @@ def test_a_failed_switch_keeps_the_replica_out_of_service() -> None:
     replica, told = engines()
     lead, worker = replica.engines
     replica.hear(lead, {"event": "ticket", "ticket": TICKET})
-    replica.hear(lead, {"event": "switched", "ticket": TICKET, "ok": True, "why": "", "at": 1.0})
-    replica.hear(worker, {"event": "switched", "ticket": TICKET, "ok": False, "why": "ReceiveFailed: x", "at": 1.0})
+    replica.hear(lead, {"event": "switched", "ticket": TICKET, "at": 1.0})
+    replica.hear(worker, {"event": "failed", "why": "ReceiveFailed: x", "at": 1.0})
     assert {"do": "serve"} not in told[0] + told[1]
     assert replica.failures == ["r0 rank 1: ReceiveFailed: x"]
 

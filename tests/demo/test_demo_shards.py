@@ -99,6 +99,6 @@ def test_the_ledger_counts_only_what_must_not_be_seen() -> None:
     ledger.served("r0", 0, 2, "zz")
     ledger.served("r0", 1, 2, "b1")
     assert ledger.torn[1:] == [
-        "r0/0 served as step 2 weights that are those of no step",
-        "r0/1 served as step 2 weights that are those of step 1",
+        "r0/0 has as step 2 weights that are those of no step",
+        "r0/1 has as step 2 weights that are those of step 1",
     ]
