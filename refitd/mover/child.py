@@ -14,7 +14,7 @@ from refitd.hook.memfd import read_document
 from refitd.hook.wire import Connection, Message
 from refitd.mover.board import LaneFacts
 from refitd.mover.commands import check_command, parse_connect, parse_run
-from refitd.mover.lane import Lane
+from refitd.mover.lane import NOTHING, Lane
 from refitd.mover.memory import Memory, mount, raise_descriptor_limit
 from refitd.plan.program import Program
 
@@ -117,11 +117,11 @@ class Mover:
     def _revoke(self, message: Message, _fds: list[int]) -> None:
         name, token = message["lane"], message["token"]
         self._revoked[name] = max(token, self._revoked.get(name, 0))
-        verified: list[int] = []
+        state = NOTHING
         if (lane := self._lanes.get(name)) is not None and lane.token <= token:
-            verified = self._lanes.pop(name).revoke()
+            state = self._lanes.pop(name).revoke()
         self._drop_early(lambda key: key[0] == name and key[1] <= token)
-        self._send({"kind": "revoked", "lane": name, "token": token, "verified": verified})
+        self._send({"kind": "revoked", "lane": name, "token": token, **state})
 
     def _ping(self, message: Message, _fds: list[int]) -> None:
         self._send({"kind": "pong", "n": message["n"]})

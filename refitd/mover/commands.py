@@ -32,6 +32,7 @@ _PUBLICATION = FieldKind(
 _WORDS = FieldKind(
     "an object of rank key to loan word", lambda v: isinstance(v, dict) and all(WORD.test(word) for word in v.values())
 )
+_ATTEMPT = FieldKind("an integer from 1", lambda value: COUNT.test(value) and value > 0)
 _VERIFY = FieldKind("trailer or reread", lambda value: value in ("trailer", "reread"))
 _LANE: Fields = {"lane": TEXT, "token": COUNT}
 
@@ -40,8 +41,8 @@ COMMANDS: Mapping[str, Fields] = {
     "unmount": {"memory": TEXT},
     "build": {**_LANE, "rank": TEXT, "connect": _CONNECT, "accept": _ACCEPT, "secret": TEXT, "job": TEXT},
     "edge": {**_LANE, "src": TEXT},
-    "run": {**_LANE, "attempt": POSITIVE, "publication": _PUBLICATION, "words": _WORDS},
-    "ready": {**_LANE, "attempt": POSITIVE, "src": TEXT, "word": WORD},
+    "run": {**_LANE, "attempt": _ATTEMPT, "publication": _PUBLICATION, "words": _WORDS},
+    "ready": {**_LANE, "attempt": _ATTEMPT, "src": TEXT, "word": WORD},
     "revoke": _LANE,
     "ping": {"n": COUNT},
     "quit": {},

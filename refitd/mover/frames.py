@@ -14,8 +14,8 @@ import xxhash
 from refitd.errors import ProtocolError
 from refitd.hook import wire
 
-_HEADER = struct.Struct("<4sIQQQQ8s")
-_TRAILER = struct.Struct("<4sIQQQQ")
+_HEADER = struct.Struct("<4sQQQQQ8s")
+_TRAILER = struct.Struct("<4sQQQQQ")
 _HEADER_MAGIC, _TRAILER_MAGIC, _VOID_MAGIC = b"rfB1", b"rfT1", b"rfV1"
 HEADER_BYTES, TRAILER_BYTES = _HEADER.size, _TRAILER.size
 HELLO_LIMIT = 64 << 10

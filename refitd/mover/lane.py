@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from refitd.hook.wire import Message
@@ -14,9 +15,11 @@ from refitd.mover.round import Edge, Round, RunOptions
 from refitd.mover.transport import Transport
 from refitd.mover.transport.peer import PeerTransport
 from refitd.mover.transport.tcp import Address, TcpTransport
-from refitd.mover.watch import PROGRESS_SECONDS, RoundWatch
+from refitd.mover.watch import PROGRESS_SECONDS, RoundWatch, state_of
 from refitd.plan.program import Program
 
+IDLE_GRACE_SECONDS = 0.25  # peers of a lane that turns do not all hang up at the same moment
+NOTHING: Mapping[str, Any] = MappingProxyType({"attempt": 0, "verified": [], "rx": {}, "tx": {}})
 Report = Callable[[Message], None]
 
 
@@ -88,8 +91,11 @@ class Lane:
                 self._ready[attempt, src] = word
             self._board.cond.notify_all()
 
-    def revoke(self) -> list[int]:
-        """Stop everything; on return nothing of the lane is read or written (I5). The verified buckets of the round."""
+    def revoke(self) -> Mapping[str, Any]:
+        """Stop everything; on return nothing of the lane is read or written (I5).
+
+        Returns the last round's attempt, verified bucket ids, and payload bytes by link (see `NOTHING`).
+        """
         self._board.stop()
         for transport in self._transports:
             transport.revoke()
@@ -100,7 +106,7 @@ class Lane:
             transport.abort()
             transport.close()
         self._supervisor.join()
-        return sorted(round_.verified) if round_ is not None else []
+        return NOTHING if round_ is None else state_of(round_)
 
     def refuse(self, attempt: int, reason: str) -> None:
         """Report that a command was not carried out."""
@@ -118,9 +124,11 @@ class Lane:
             if round_ is not None:
                 if self._watch is None or self._watch.round is not round_:
                     round_.open()
+                    self._told |= self._watch.told & self._board.broken.keys() if self._watch is not None else set()
                     self._watch = RoundWatch(round_, self._send)
                 self._watch.report()
-            self._report_idle_breaks()
+            if self._untold() and self._wait_grace():
+                self._report_idle_breaks()
 
     def _watch_build(self) -> None:
         edges, board = set(self._tcp.edges), self._board
@@ -146,16 +154,21 @@ class Lane:
     def _has_news(self) -> bool:
         round_, watch = self._board.round, self._watch
         new_round = round_ is not None and (watch is None or watch.round is not round_)
-        return new_round or (watch is not None and watch.has_news()) or len(self._told) < len(self._board.broken)
+        return new_round or (watch is not None and watch.has_news()) or bool(self._untold())
+
+    def _untold(self) -> set[Edge]:
+        told = self._told | (self._watch.told if self._watch is not None else set())
+        return self._board.broken.keys() - told
+
+    def _wait_grace(self) -> bool:
+        """Wait whether the break turns out to be part of a turn; False when it did."""
+        with self._board.cond:
+            return not self._board.cond.wait_for(lambda: self._board.stopping, IDLE_GRACE_SECONDS)
 
     def _report_idle_breaks(self) -> None:
         """Edges that broke outside a round are reported under attempt 0; inside one the round has told."""
-        with self._board.cond:
-            untold = {edge: reason for edge, reason in self._board.broken.items() if edge not in self._told}
-        for edge, reason in untold.items():
-            if self._watch is None or edge not in self._watch.told:
-                self._report_break(edge, reason)
-            self._told.add(edge)
+        for edge in sorted(self._untold()):
+            self._report_break(edge, self._board.broken[edge])
 
     def _report_break(self, edge: Edge, reason: str) -> None:
         self._told.add(edge)

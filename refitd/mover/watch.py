@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 from refitd.mover.round import Edge, Round
 
@@ -38,7 +39,7 @@ class RoundWatch:
             self._send("landed", attempt=self.round.options.attempt)
         if self.round.finished():
             self.done = True
-            self._send("done", attempt=self.round.options.attempt, verified=self._verified(), **self._traffic())
+            self._send("done", **state_of(self.round))
         elif time.monotonic() - self._progress_at >= PROGRESS_SECONDS:
             self._report_progress()
 
@@ -47,21 +48,19 @@ class RoundWatch:
             untold = {edge: reason for edge, reason in self.round.failures.items() if edge not in self.told}
         for edge, reason in untold.items():
             self.told.add(edge)
-            fields = {"edge": list(edge), "reason": reason, "verified": self._verified()}
-            self._send("failed", attempt=self.round.options.attempt, **fields)
+            self._send("failed", edge=list(edge), reason=reason, **state_of(self.round))
 
     def _report_progress(self) -> None:
         self._progress_at = time.monotonic()
-        traffic = self._traffic()
-        moved = sum(traffic["rx"].values()) + sum(traffic["tx"].values())
+        state = state_of(self.round)
+        moved = sum(state["rx"].values()) + sum(state["tx"].values())
         if moved != self._progress_sum:
             self._progress_sum = moved
-            self._send("progress", attempt=self.round.options.attempt, buckets=len(self.round.verified), **traffic)
+            self._send("progress", buckets=len(state["verified"]), **state)
 
-    def _verified(self) -> list[int]:
-        with self.round.cond:
-            return sorted(self.round.verified)
 
-    def _traffic(self) -> dict[str, dict[str, int]]:
-        with self.round.cond:
-            return {"rx": dict(self.round.traffic.rx), "tx": dict(self.round.traffic.tx)}
+def state_of(round_: Round) -> dict[str, Any]:
+    """Attempt, verified bucket ids, and payload bytes by link."""
+    with round_.cond:
+        traffic = {"rx": dict(round_.traffic.rx), "tx": dict(round_.traffic.tx)}
+        return {"attempt": round_.options.attempt, "verified": sorted(round_.verified), **traffic}
