@@ -67,6 +67,14 @@ class Credentials:
     cert: str = ""
     key: str = ""
 
+    def __post_init__(self) -> None:
+        """Refuse halves. Raises ConfigError."""
+        if bool(self.cert) != bool(self.key) or (self.cert and not self.ca):
+            given = [name for name in ("ca", "cert", "key") if getattr(self, name)]
+            raise ConfigError("store.cert", "store.ca, or store.ca with store.cert and store.key", f"only {given}")
+        if self.password_file and not self.user:
+            raise ConfigError("store.user", "the user that store.password_file belongs to", "none")
+
     def password(self) -> str:
         """The password, read anew so that it may be rotated. Raises ConfigError."""
         return _read("store.password_file", self.password_file).removesuffix("\n")

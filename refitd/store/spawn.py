@@ -5,6 +5,8 @@ The child dies with this process. Without a data folder its state lives in a tem
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import http.client
 import importlib.util
 import os
@@ -27,6 +29,8 @@ from refitd.store.etcd import EtcdStore
 Prefer = Literal["path", "distro"]
 _START = 15.0  # seconds until etcd must be healthy
 _STOP = 3.0  # seconds that it gets to end by itself
+_FOLDER = "refitd-etcd-"
+_FRESH = 60.0  # seconds that a temporary folder is left alone, so that its etcd can take the lock
 _TRIES = 3  # a free port may be taken between our look and etcd's bind
 # Runs in the child before etcd: die with the parent, also when it died before we could ask for that.
 _LAUNCH = (
@@ -133,7 +137,7 @@ def spawn_etcd(
     """
     program = find_etcd(prefer)
     for _ in range(_TRIES):
-        folder = pathlib.Path(data) if data else pathlib.Path(tempfile.mkdtemp(prefix="refitd-etcd-"))
+        folder = pathlib.Path(data) if data else _temporary_folder()
         process = EtcdProcess(program, folder, port or _free_port(), temporary=not data, fsync=fsync)
         if process.wait_healthy():
             return process
@@ -172,6 +176,22 @@ def _command(program: pathlib.Path, data: pathlib.Path, port: int, fsync: bool) 
         "--log-level": "error",
     }
     return [str(program), *(part for flag in flags.items() for part in flag), *([] if fsync else ["--unsafe-no-fsync"])]
+
+
+def _temporary_folder() -> pathlib.Path:
+    """A new folder, after those have been deleted whose process was killed before it could do so (123 MB each)."""
+    for database in pathlib.Path(tempfile.gettempdir()).glob(f"{_FOLDER}*/member/snap/db"):
+        with contextlib.suppress(OSError):  # somebody else's, in use, or just being deleted
+            if time.time() - database.stat().st_ctime > _FRESH:
+                _delete_unused(database)
+    return pathlib.Path(tempfile.mkdtemp(prefix=_FOLDER))
+
+
+def _delete_unused(database: pathlib.Path) -> None:
+    """Delete the data folder of ``database`` unless an etcd holds its lock. Raises OSError."""
+    with database.open("r+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(database.parents[2], ignore_errors=True)
 
 
 def _free_port() -> int:

@@ -17,7 +17,7 @@ import grpc
 import pytest
 
 from refitd.errors import ConfigError, PermissionDenied, StoreTimeout, StoreUnavailable, Unauthenticated
-from refitd.store import Deleted, DeleteOp, Event, Item, Put, Resync, _etcd_watch, open_store, spawn_etcd
+from refitd.store import Deleted, DeleteOp, Event, Item, Put, Resync, _etcd_watch, open_store, spawn, spawn_etcd
 from refitd.store._etcd_channel import etcdrpc, parse_addresses, resolve, translate
 from refitd.store._etcd_watch import key_range
 from refitd.store.spawn import EtcdProcess, SpawnedStore, find_etcd
@@ -164,6 +164,22 @@ def test_a_spawned_store_ends_its_etcd_and_deletes_its_data() -> None:
     assert not pathlib.Path(f"/proc/{pid}").exists()
 
 
+def test_folders_of_the_dead_are_deleted(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A temporary folder whose owner was killed goes with the next spawn; one in use stays."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(spawn, "_FRESH", -1.0)
+    dead = spawn_etcd(prefer="distro")
+    alive = spawn_etcd(prefer="distro")
+    os.kill(dead.pid, signal.SIGKILL)
+    while dead.running:
+        time.sleep(0.01)
+    third = spawn_etcd(prefer="distro")
+    assert sorted(tmp_path.iterdir()) == sorted([alive.data, third.data])
+    for process in (dead, alive, third):
+        process.stop()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_data_folder_is_kept(data: str) -> None:
     """A spawned etcd with a data folder finds its keys again, on another port."""
     for value in (None, b"v"):
@@ -242,6 +258,30 @@ def test_a_password_file_that_is_missing_is_said(path_etcd: EtcdProcess) -> None
     with pytest.raises(ConfigError, match=r"store\.password_file: expected a readable file, got '/nowhere/p'"):
         store.get("k")
     store.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"cert": "c", "key": "k"}, "store.cert"),
+        ({"ca": "a", "cert": "c"}, "store.cert"),
+        ({"ca": "a", "key": "k"}, "store.cert"),
+        ({"password_file": "p"}, "store.user"),
+    ],
+)
+def test_half_of_the_credentials_is_refused(options: dict[str, str], field: str) -> None:
+    """A certificate without its key or authority, or a password without its user, is refused at once."""
+    with pytest.raises(ConfigError) as caught:
+        open_store("etcd://127.0.0.1:2379", **options)
+    assert caught.value.field == field
+
+
+def test_grpc_is_imported_for_etcd_only() -> None:
+    """The store's protocol and the memory store come without grpc and etcd3."""
+    code = "import sys; from refitd.store import open_store; open_store('memory://'); print(*sys.modules)"
+    modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"grpc", "etcd3", "google.protobuf", "tenacity", "torch"} & set(modules)
+    assert "refitd.store.memory" in modules
 
 
 @pytest.mark.parametrize(
