@@ -140,6 +140,15 @@ def test_reads_wait_out_a_short_absence() -> None:
     store.close()
 
 
+def test_another_address_serves_when_one_is_dead(path_etcd: EtcdProcess) -> None:
+    """With several addresses, calls and watches go to one that answers."""
+    store = open_store(f"etcd://127.0.0.1:1,127.0.0.1:{path_etcd.port}")
+    revision = store.put("/several/k", b"")
+    assert next(store.watch("/several/", revision)) == Put(Item("/several/k", b"", revision, revision, 0))
+    store.txn((), [DeleteOp("/several/k")])
+    store.close()
+
+
 def test_nothing_is_left_after_close(path_etcd: EtcdProcess) -> None:
     """Opening, watching and closing leaves no thread and no descriptor behind."""
     threads = threading.active_count()
