@@ -51,12 +51,12 @@ class Daemon:
         self._data.start()
         listen = config.metrics.listen
         self._http = MetricsServer(*split_listen(listen), self.metrics.registry) if listen else None
-        await self.hook.start()
         store = config.store
         self._store = await asyncio.to_thread(
             open_store, store.url, user=store.user, password_file=store.password_file, ca=store.ca,
             cert=store.cert, key=store.key, request_timeout=store.request_timeout,
         )  # fmt: skip
+        await self.hook.start()  # clients find everything that a request needs
         self._warming = asyncio.create_task(self._pool.start())
         self._log.info("ready", socket=str(config.hook.socket), data_port=self._data.port, store=store.url)
         self._notify.ready(f"serving {config.hook.socket}")
