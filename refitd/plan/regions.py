@@ -79,7 +79,7 @@ def _chunks(
     low = np.stack([a.ravel() for a in np.meshgrid(*[cut[:-1] for cut in cuts], indexing="ij")], axis=1)
     high = np.stack([a.ravel() for a in np.meshgrid(*[cut[1:] for cut in cuts], indexing="ij")], axis=1)
     number: dict[Flow, int] = {}
-    los, his, flow_of, network_min = [], [], [], 0
+    parts, flow_of, network_min = [np.zeros((0, 2, low.shape[1]), np.int64)], [], 0
     sizes = [ITEMSIZE[table.dtypes[d]] for d in table.dtype[rows].tolist()]
     volume = (high - low).prod(axis=1).tolist()
     for cell, kind in enumerate(label.tolist()):
@@ -88,13 +88,14 @@ def _chunks(
                 raise PlanError(_orphan(table, rows, flow, low[cell], high[cell]))
             itemsize = sizes[flow.needers[0]]
             ways = max(len(flow.holders), len(flow.needers)) if flow.kind == ENTER else len(flow.holders)
-            parts = split(low[cell], high[cell], _target(volume[cell] * itemsize, ways, bucket_bytes) // itemsize)
-            los.append(parts[:, 0])
-            his.append(parts[:, 1])
-            flow_of += [number.setdefault(flow, len(number))] * len(parts)
-            network_min += volume[cell] * itemsize if flow.kind == ENTER else 0
-    empty = np.zeros((0, low.shape[1]), np.int64)
-    lo, hi, index = np.concatenate([empty, *los]), np.concatenate([empty, *his]), np.array(flow_of, np.int64)
+            nbytes = volume[cell] * itemsize
+            elements = _target(nbytes, ways, bucket_bytes) // itemsize
+            whole = np.stack([low[cell], high[cell]])[None]
+            parts.append(whole if volume[cell] <= elements else split(low[cell], high[cell], elements))
+            flow_of += [number.setdefault(flow, len(number))] * len(parts[-1])
+            network_min += nbytes if flow.kind == ENTER else 0
+    lo, hi = np.moveaxis(np.concatenate(parts), 1, 0)
+    index = np.array(flow_of, np.int64)
     scale = np.array([sizes[flow.needers[0]] for flow in number] or [1], np.int64)
     nbytes = (hi - lo).prod(axis=1) * scale[index]
     return Regions(tuple(number), index, lo, hi, nbytes, network_min)

@@ -24,7 +24,7 @@ def reshard(
 
     A tensor may be any view whose elements span the storage: element 0 is its first element in memory, as
     `Layout.from_tensors` lays it out. Returns flat tensors by storage name for each destination; what no piece covers
-    is zero. Raises InputError for storages that are missing, of another dtype or too small, and what `make_plan` raises.
+    is zero. Raises InputError for storages that are missing, of another dtype or too small; see also `make_plan`.
     """
     if len(src) != len(shards):
         raise InputError("shards", f"one mapping for each of {len(src)} source layouts", str(len(shards)))

@@ -49,7 +49,7 @@ def route(table: Table, regions: list[Regions]) -> Transfers:
         first += len(region.flow)
     for _, chunk, start, size, flow in sorted(open_chunks, key=lambda item: item[:2]):
         chosen += _choose(flow, start, size, chunk, rank, loads)
-    return _columns(chosen, regions)
+    return _columns(chosen, regions, table)
 
 
 def _count(loads: _Loads, kind: int, src: int, dst: int, size: int) -> None:
@@ -80,11 +80,9 @@ def _spread(holders: list[int], rank: list[int], loads: _Loads, size: int) -> in
     return src
 
 
-def _columns(chosen: list[tuple[int, int, int, int]], regions: list[Regions]) -> Transfers:
+def _columns(chosen: list[tuple[int, int, int, int]], regions: list[Regions], table: Table) -> Transfers:
     src, dst, stage, chunk = np.array(chosen, np.int64).reshape(len(chosen), 4).T
-    if not regions:
-        empty = np.zeros((0, 1), np.int64)
-        return Transfers(src, dst, empty, empty, stage, chunk)
-    lo = np.concatenate([region.lo for region in regions])
-    hi = np.concatenate([region.hi for region in regions])
+    empty = np.zeros((0, table.lo.shape[1]), np.int64)
+    lo = np.concatenate([empty, *(region.lo for region in regions)])
+    hi = np.concatenate([empty, *(region.hi for region in regions)])
     return Transfers(src, dst, lo[chunk], hi[chunk], stage, chunk)
