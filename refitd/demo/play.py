@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -39,11 +40,16 @@ class Play:
         self._result = Result()
 
     async def run(self, deadline: float) -> Result:
-        """Everything, in at most ``deadline`` seconds plus the time to clean up."""
+        """Everything, in at most ``deadline`` seconds plus the time to clean up. SIGTERM ends it in good order."""
+        task = asyncio.current_task()
+        assert task is not None
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
         try:
             async with asyncio.timeout(deadline):
                 await self._start()
                 await self._refits()
+        except asyncio.CancelledError:
+            self._fail("interrupted")
         except TimeoutError as error:
             self._fail(str(error) or f"not finished after {deadline:.0f} s")
         except RefitdError as error:
@@ -86,6 +92,8 @@ class Play:
         await until(lambda: self._settled(step, trainers), self._scene.changed, REFIT_SECONDS)
         committed = self._committed(step)
         self._full = len(committed) == len(self._scene.replicas) and self._all_released(step)
+        if self._full and self._fault.returned_at and self._result.caught_up_seconds is None:
+            self._result.caught_up_seconds = _since(self._fault.returned_at, time.monotonic())
         if self._live() and len(committed) == len(self._live()):
             await self._accept(step, trainers, committed)
             return True
@@ -98,7 +106,8 @@ class Play:
             return True
         waiting = [t for t in trainers if t.ready and not t.down and step not in t.reported]
         done = bool(self._live()) and len(self._committed(step)) == len(self._live())
-        return not waiting and (done or bool(self._fault.struck_at))
+        skipped = all(trainer.released.get(step) == "SKIPPED" for trainer in trainers)
+        return not waiting and (done or skipped or bool(self._fault.struck_at))
 
     def _watch_recovery(self, step: int) -> None:
         done = self._live() and len(self._committed(step)) == len(self._live())

@@ -77,10 +77,20 @@ class Scene:
         for client in self.clients:
             self.launch(client)
         await self._wait("clients", lambda: all(client.ready for client in self.clients))
+        await self._wait("lanes", self._lanes_open)
 
     async def _wait(self, what: str, condition: Callable[[], bool]) -> None:
         if not await until(lambda: condition() or bool(self.dead()), self.changed, START_SECONDS) or self.dead():
             raise TimeoutError(f"{what} did not come up" + f" ({', '.join(self.dead())} ended)" * bool(self.dead()))
+
+    def _lanes_open(self) -> bool:
+        """Whether every daemon knows of a lane for each replica: movers have started by then."""
+        try:
+            jobs = [daemon.status()["jobs"].get(JOB) for daemon in self.cluster.daemons.values()]
+        except (OSError, EOFError):
+            return False
+        lanes = [{lane["replica"] for lane in job["lanes"] if lane["members"]} if job else set() for job in jobs]
+        return all(names == {replica.name for replica in self.replicas} for names in lanes)
 
     def _cast(self) -> None:
         world = TRAINERS_PER_NODE * len(TRAINER_NODES)
