@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 import socket
@@ -22,6 +23,13 @@ Answered = tuple[Message, list[int]]
 def remaining(deadline: float) -> float:
     """Seconds until ``deadline`` (monotonic), never negative."""
     return max(deadline - time.monotonic(), 0.0)
+
+
+def readable(fd: int, deadline: float) -> bool:
+    """Wait until ``fd`` can be read (for a pidfd: the process has ended), at most until ``deadline``."""
+    poller = select.poll()  # select() cannot take the large descriptors of an engine with many open files
+    poller.register(fd, select.POLLIN)
+    return bool(poller.poll(math.ceil(remaining(deadline) * 1000)))
 
 
 class Channel:
@@ -73,7 +81,7 @@ class Channel:
     def pump(self, deadline: float) -> bool:
         """Read what is there, waiting for it until ``deadline``; False where nothing came."""
         try:
-            if not select.select([self._sock], [], [], remaining(deadline))[0]:
+            if not readable(self._sock.fileno(), deadline):
                 return False
             alive = receive_into(self._sock, self._decoder)
             while (frame := self._decoder.pop()) is not None:

@@ -136,6 +136,8 @@ class Client:
         self.own()
         self._registration = registration
         try:
+            if self._stage is _Stage.REGISTERING:
+                self.forget(self._call)
             if self._stage in (_Stage.REGISTERING, _Stage.READY):
                 self._start_registering()
         except DaemonUnavailable as error:

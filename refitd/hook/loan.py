@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import time
 from collections.abc import Callable, Mapping
 
 from refitd.errors import DaemonUnavailable, ReceiveFailed, RefitdError, StoreTimeout, StoreUnavailable
 from refitd.failpoints import failpoint
 from refitd.hook.blocks import Block
-from refitd.hook.channel import Answered, remaining
+from refitd.hook.channel import Answered, readable, remaining
 from refitd.hook.client import Client
 from refitd.hook.memory import Staging
 from refitd.hook.messages import Ticket
@@ -36,7 +35,7 @@ class Loan:
     ) -> None:
         """``others`` is given the events that are not about this loan."""
         self._client, self._ticket, self._deadline, self._others = client, ticket, deadline, others
-        self._export = staging.export(blocks)
+        self._staging, self._export = staging, staging.export(blocks)
         self._mover: int | None = None
         self._lent = False
         self._was_dirty = client.page.dirty
@@ -164,7 +163,7 @@ class Loan:
     def _recover(self, error: DaemonUnavailable) -> None:
         """The daemon is gone: when its mover has ended too, find the next daemon."""
         self._lent = True
-        if self._mover is not None and not _ended(self._mover, self._deadline):
+        if self._mover is not None and not readable(self._mover, self._deadline):
             raise ReceiveFailed(f"{error}, and its mover still runs") from error
         self._forget_mover()
         while not self._client.advance(min(self._deadline, time.monotonic() + _RETRY_SECONDS)):
@@ -178,9 +177,6 @@ class Loan:
             self._client.page.dirty = self._was_dirty
             return
         self._client.end_loan()
+        self._staging.discard()
         with contextlib.suppress(RefitdError):
             self._client.call("release", deadline=time.monotonic() + _RELEASE_SECONDS)
-
-
-def _ended(pidfd: int, deadline: float) -> bool:
-    return bool(select.select([pidfd], [], [], remaining(deadline))[0])

@@ -137,11 +137,15 @@ class Staging:
     def __init__(self) -> None:
         self._arena: SharedArena | None = None
 
-    def export(self, blocks: Mapping[str, Block], fresh: bool = False) -> Export:
-        """Describe ``blocks`` (storage name -> block); nothing is copied yet. ``fresh`` gives up the old arena."""
+    def discard(self) -> None:
+        """Never use the present arena again: somebody may still write to it."""
+        self._arena = None
+
+    def export(self, blocks: Mapping[str, Block]) -> Export:
+        """Describe ``blocks`` (storage name -> block); nothing is copied yet."""
         found = {name: _find(block) for name, block in blocks.items()}
         places, total = _places({name: blocks[name].nbytes for name, region in found.items() if region is None})
-        arena = self._arena_of(total, fresh) if places else None
+        arena = self._arena_of(total) if places else None
         memory, fds, staged = [], _FdTable(), []
         for name, block in blocks.items():
             region = found[name]
@@ -154,8 +158,8 @@ class Staging:
             staged.append((block, arena.bytes[start : start + block.nbytes]))
         return Export(memory, fds.fds, staged, len(staged) < len(blocks), arena)
 
-    def _arena_of(self, nbytes: int, fresh: bool) -> SharedArena:
-        if fresh or self._arena is None or self._arena.nbytes < nbytes:
+    def _arena_of(self, nbytes: int) -> SharedArena:
+        if self._arena is None or self._arena.nbytes < nbytes:
             self._arena = SharedArena(nbytes)
         return self._arena
 
