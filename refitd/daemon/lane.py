@@ -112,11 +112,19 @@ class LaneDriver:
         self.token, self.lane, self.built, self.attempt, self._failure = token, lane, None, None, None
         self._preparer.reset()
         if lane is None:
+            self._withdraw_ticket()
             return
         self._log.info("lane_turned", token=token, reason=lane.reason)
         self.context.metrics.lane_turned("other")
         if all(self._is_current(slot) for slot in self.my_slots()):
             self.built = await build_lane(self)
+
+    def _withdraw_ticket(self) -> None:
+        """The lane is gone: an engine that has not paused yet has no reason to."""
+        lead = self.context.ranks.get(f"engine/{self.replica}/0")
+        if lead and lead.told and lead.told[0] == "receive" and not lead.receiving:
+            lead.told = None
+            lead.session.event("ticket", ticket=None)
 
     def _is_current(self, slot: Slot) -> bool:
         rank = self.context.ranks.get(slot.key)
@@ -164,6 +172,7 @@ class LaneDriver:
         if attempt and attempt.verified and not attempt.declared:
             self.pass_point("verify", publication)
             for rank in self.my_members():
+                rank.complete = publication
                 if rank.shadowed:
                     rank.page.set_shadow_publication(*publication)
                 self.context.spread(rank.key, publication, whole=True)

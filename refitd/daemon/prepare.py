@@ -67,7 +67,7 @@ class Preparer:
         if rank.lent_for != publication:
             rank.page.shadow_loan_word += 1
             rank.page.set_shadow_publication(0, 0)
-            rank.lent_for = publication
+            rank.fill(publication)
             self._driver.held.pop(rank.key, None)
         return rank.memory is not None
 
@@ -76,7 +76,7 @@ class Preparer:
             self._offer_ticket(rank, publication)
             return False
         if rank.lent_for is None:
-            rank.lent_for = publication
+            rank.fill(publication)
             self._driver.held.pop(rank.key, None)
         if rank.lent_for != publication and not rank.relending:
             rank.relending = True

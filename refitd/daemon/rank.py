@@ -70,6 +70,7 @@ class LocalRank:
     asked: dict[int, Offer] = field(default_factory=dict)  # offers whose report the trainer may still ask for, by seq
     receiving: Ticket | None = None  # an engine's open receive(): its memory is lent to us
     lent_for: PubId | None = None  # the publication that the lent (or shadow) memory is being filled with
+    complete: PubId | None = None  # the publication that the memory we fill holds as a whole, committed or not
     relending: bool = False
     told: tuple[str, PubId, int] | None = None  # the last ticket or commit event, and its token
     step: int = 0
@@ -109,9 +110,15 @@ class LocalRank:
 
     def holds(self, publication: PubId) -> bool:
         """Whether the memory that we may lend from this rank holds the whole publication."""
+        if self.complete == publication:
+            return True
         if self.shadowed:
             return self.page.shadow_publication == publication
         return self.served == publication and self.receiving is None
+
+    def fill(self, publication: PubId | None) -> None:
+        """From here on the memory may change towards ``publication``; nothing that it held counts."""
+        self.lent_for, self.complete, self.relending = publication, None, False
 
     def info(self) -> RankInfo:
         """The rank as its member record shows it."""

@@ -158,14 +158,15 @@ class Requests:
         if rank.mover is None:
             raise Refused("receive", "a running mover", "none yet")
         rank.set_memory(lent_memory(rank.layout, rank.layout.kept, message["memory"], fds))
-        rank.receiving, rank.lent_for, rank.relending, rank.told = ticket, None, False, None
+        rank.receiving, rank.told = ticket, None
+        rank.fill(None)
         job.poke()
         return {}, [rank.mover.pidfd]
 
     async def _relent(self, session: Session, message: Message, fds: Fds) -> Answer:
         del fds, message
         job, rank = self._rank(session, ENGINE)
-        rank.lent_for, rank.relending = None, False
+        rank.fill(None)
         job.poke()
         return NOTHING
 
