@@ -347,6 +347,7 @@ def test_taken_ticket_is_frozen(daemon: FakeDaemon, shadowed: tuple[Engine, int]
     assert engine.pending() == taken
     engine.apply(taken, {"w": torch.zeros(4)})
     assert engine.pending(wait=10) == _newer(APPLY, 2)
+    daemon.seen("committed", 2)
     assert [message["ticket"]["revision"] for message in daemon.of("committed")] == [8, 9]
 
 
