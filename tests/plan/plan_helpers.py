@@ -63,4 +63,16 @@ def bits(tensor: torch.Tensor) -> bytes:
     return tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
 
 
-__all__ = ["bits", "cast_whole", "cut", "dense", "dense_strides", "distinct", "facts", "fill", "ranks", "simple", "view"]
+__all__ = [
+    "bits",
+    "cast_whole",
+    "cut",
+    "dense",
+    "dense_strides",
+    "distinct",
+    "facts",
+    "fill",
+    "ranks",
+    "simple",
+    "view",
+]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,7 +20,7 @@ DTYPES = [("float32", "float32"), ("float32", "bfloat16"), ("bfloat16", "float32
 def cuts(draw: st.DrawFn, size: int, most: int) -> list[tuple[int, int]]:
     edges = draw(st.lists(st.integers(0, size), max_size=most, unique=True))
     points = sorted({0, size, *edges})
-    return list(zip(points[:-1], points[1:], strict=True))
+    return list(itertools.pairwise(points))
 
 
 @st.composite
@@ -71,7 +73,7 @@ def worlds(draw: st.DrawFn) -> tuple[dict[str, tuple[int, ...]], str, str, list[
 @settings(max_examples=120, deadline=None)
 @given(worlds())
 def test_reshard_equals_gather_and_slice(world: tuple) -> None:
-    """Every destination storage has the bits of the whole tensor, cast as torch casts, and zero where nothing is due."""
+    """Every destination has the bits of the whole tensor, cast as torch casts, and zero where nothing is due."""
     shapes, source, destination, src, dst = world
     whole = cast_whole(distinct(shapes), source)
     out = reshard(src, dst, [fill(layout, whole, float("nan")) for layout in src])
@@ -96,7 +98,9 @@ def test_remainder_completes_what_was_held(world: tuple, data: st.DataObject) ->
     landed = data.draw(st.sets(st.sampled_from(range(len(first.buckets))))) if first.buckets else set()
     landed |= {b.id for b in first.buckets if b.stage == 0 and any(first.buckets[i].stage for i in landed)}
     run(first, members, arrays, landed)
-    held = {r.key: first.held(r.key, [b.id for b in first.buckets if b.id in landed and b.dst == r.key]) for r in members}
+    held = {
+        r.key: first.held(r.key, [b.id for b in first.buckets if b.id in landed and b.dst == r.key]) for r in members
+    }
     second = make_plan(sources, members, held=held, bucket_bytes=bucket_bytes)
     run(second, members, arrays, {b.id for b in second.buckets}, packed=True)
     for rank in members:
@@ -104,9 +108,7 @@ def test_remainder_completes_what_was_held(world: tuple, data: st.DataObject) ->
         assert {n: a.tobytes() for n, a in arrays[rank.key].items()} == {n: a.tobytes() for n, a in expected.items()}
     every = {r.key: first.held(r.key, [b.id for b in first.buckets if b.dst == r.key]) for r in members}
     assert make_plan(sources, members, held=every).buckets == ()
-    assert all(
-        same_elements(every[r.key], held[r.key].union(second.held(r.key, mine(second, r.key)))) for r in members
-    )
+    assert all(same_elements(every[r.key], held[r.key].union(second.held(r.key, mine(second, r.key)))) for r in members)
 
 
 def mine(plan, key):
