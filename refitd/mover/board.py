@@ -42,7 +42,7 @@ class Board:
             if self.stopping:
                 return
             self.broken.setdefault(edge, reason)
-            if self.round is not None:
+            if self.round is not None and self.round.needs(edge):
                 self.round.fail(edge, reason)
             self.cond.notify_all()
 

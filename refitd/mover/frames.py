@@ -108,6 +108,20 @@ def plan_tag(digest: str) -> bytes:
     return xxhash.xxh3_64_digest(digest.encode())
 
 
+class Checksum:
+    """A checksum that depends on the place of every byte and on the bucket they belong to; fed in any chunks."""
+
+    def __init__(self, bucket: int) -> None:
+        self._state = xxhash.xxh3_64(seed=bucket)
+
+    def update(self, chunk: memoryview) -> None:
+        self._state.update(chunk)
+
+    @property
+    def value(self) -> int:
+        return int(self._state.intdigest())
+
+
 def checksum(payload: memoryview, bucket: int) -> int:
-    """A checksum that depends on the place of every byte and on the bucket they belong to."""
+    """The `Checksum` of a whole bucket."""
     return int(xxhash.xxh3_64_intdigest(payload, seed=bucket))

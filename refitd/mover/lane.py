@@ -73,9 +73,9 @@ class Lane:
         if previous is not None:
             previous.halt()
         round_ = Round(program or self._program, options, self._memories, self._board.cond)
-        for transport in self._transports:
-            transport.run(round_)
         with self._board.cond:
+            for transport in self._transports:
+                transport.run(round_)
             round_.ready = {src: word for (attempt, src), word in self._ready.items() if attempt == options.attempt}
             self._ready = {key: word for key, word in self._ready.items() if key[0] > options.attempt}
             self._board.round = round_

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from weakref import WeakSet
 
 import numpy as np
 
@@ -71,7 +72,7 @@ class Round:
         self._held = True  # until `open`
         self._failpoint_due = True
         self._stage0_left = sum(bucket.stage == 0 for bucket in self.incoming.values())
-        self._checked: dict[str, Memory] = {}
+        self._checked: WeakSet[Memory] = WeakSet()  # weak: a round that is over must not keep memory mapped
         self._mirror: Program | None = None  # the program whose sources are our destinations
         self._skipped: int | None = None
 
@@ -164,6 +165,13 @@ class Round:
             return False
         return any(b.src == src and b.link == NETWORK and i not in self.verified for i, b in self.incoming.items())
 
+    def needs(self, edge: Edge) -> bool:
+        """Whether something is still to pass by ``edge``. One that breaks when it has done its part fails no round."""
+        src, dst = edge
+        if src != self.rank:
+            return self.expects(src)
+        return any(bucket.dst == dst and bucket.id not in self.sent for bucket in self.outgoing)
+
     # -- memory
 
     def lender(self, bucket: Bucket, word: int | None) -> Memory:
@@ -199,9 +207,10 @@ class Round:
         memory = self._memories.get(key)
         if memory is None:
             raise TransportError((bucket.src, bucket.dst), f"memory of {key} is not mounted")
-        if self._checked.get(key) is not memory:
-            memory.check([ref for ref in self.program.storages if ref.rank == key])
-            self._checked[key] = memory
+        with self.cond:
+            if memory not in self._checked:
+                memory.check([ref for ref in self.program.storages if ref.rank == key])
+                self._checked.add(memory)
         return memory
 
     def _destination(self, bucket: Bucket) -> Memory:

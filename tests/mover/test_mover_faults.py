@@ -257,6 +257,28 @@ def test_an_error_that_nobody_foresaw_is_reported_with_type_and_text(rig, monkey
     assert "ZeroDivisionError: planted" in failed["reason"]
 
 
+def test_an_error_of_one_peer_edge_does_not_stop_the_others(rig, monkeypatch):
+    """The thread of shared memory tells the failed edge and goes on with the next source."""
+    from refitd.plan import execute
+
+    real = execute.copy
+
+    def broken(program, bucket, *args):
+        if bucket.src == TRAINERS[0]:
+            raise ZeroDivisionError("planted")
+        real(program, bucket, *args)
+
+    monkeypatch.setattr(execute, "copy", broken)
+    cut = rig(column_cut(16, 8, links="peer"))
+    cut.build()
+    cut.built()
+    cut.run()
+    failed = cut.parties[ENGINE].wait_for_failure()
+    assert failed["edge"] == EDGE
+    assert "ZeroDivisionError: planted" in failed["reason"]
+    assert cut.parties[ENGINE].lane.revoke()["verified"] == [4, 5, 6, 7]
+
+
 def test_memory_that_is_not_mounted_is_named(rig):
     """Without its destination, or its source, a bucket fails by edge."""
     one = rig(_one_bucket())

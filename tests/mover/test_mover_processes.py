@@ -69,10 +69,10 @@ class Daemon:
             message = {"kind": "edge", **{name: hello[name] for name in ("lane", "token", "src")}}
             self.handles[key].send(message, [sock.fileno()])
 
-    async def heard(self, key, kind, timeout=5):
-        async with asyncio.timeout(timeout):
+    async def heard(self, key, kind, tolerant=False):
+        async with asyncio.timeout(5):
             while (message := await self.messages[key].get())["kind"] != kind:
-                assert message["kind"] != "failed", message
+                assert tolerant or message["kind"] != "failed", message
         return message
 
     async def build(self, token):
@@ -99,7 +99,7 @@ class Daemon:
     async def revoke(self, token):
         for handle in self.handles.values():
             handle.send({"kind": "revoke", "lane": LANE, "token": token})
-        return {key: await self.heard(key, "revoked") for key in self.handles}
+        return {key: await self.heard(key, "revoked", tolerant=True) for key in self.handles}
 
     def landed(self):
         got = self.lent[ENGINE].arrays["w"].reshape(-1, self.sketch.program(ENGINE).moves[0][9])
@@ -159,8 +159,6 @@ async def test_a_killed_source_fails_its_edge_at_once_and_a_new_mover_takes_over
         assert daemon.exits == [victim.pid]
         await daemon.spawn(TRAINERS[0])
         assert daemon.handles[TRAINERS[0]].life == 2
-        while not daemon.messages[ENGINE].empty():
-            daemon.messages[ENGINE].get_nowait()
         await daemon.revoke(1)
         await daemon.build(2)
         daemon.run(2)
@@ -209,7 +207,9 @@ async def test_memory_that_cannot_be_mounted_is_reported_and_unmounting_unmaps()
     """A mount beyond its memfd is told by memory key and the mover lives on; unmounted means no mapping is left."""
     async with Daemon(column_cut(16, 8)) as daemon:
         handle, lent = daemon.handles[ENGINE], daemon.lent[ENGINE]
-        await daemon.heard(ENGINE, "mounted")
+        await daemon.build(1)
+        daemon.run(1)
+        await daemon.heard(ENGINE, "done")  # a lane whose round is over keeps nothing mapped
         handle.send({"kind": "unmount", "memory": ENGINE})
         await daemon.heard(ENGINE, "unmounted")
         assert _counts(handle.pid)[2] == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch  # noqa: F401  casts import it; here, so that its seconds are not a silent peer's
 from mover_rig import ENGINES, TRAINERS, Sketch, column_cut
 
 from refitd.mover.round import RunOptions

@@ -8,7 +8,7 @@ from refitd.errors import TransportError
 from refitd.mover.board import Board
 from refitd.mover.round import Round, Stopped
 from refitd.mover.transport.stream import TICK_SECONDS
-from refitd.mover.transport.worker import Worker
+from refitd.mover.transport.worker import Worker, describe
 from refitd.plan.execute import Bytes
 from refitd.plan.program import NETWORK, Bucket
 
@@ -75,6 +75,10 @@ class PeerWorker(Worker):
             self._copy(round_, bucket)
         except TransportError as error:
             round_.fail(error.edge, error.reason)
+        except (Stopped, MemoryError):
+            raise
+        except Exception as error:  # noqa: BLE001  told by edge; the other edges of this thread go on
+            round_.fail((bucket.src, bucket.dst), describe(error))
 
     def _copy(self, round_: Round, bucket: Bucket) -> None:
         word = (round_.options.words if bucket.stage == 0 else round_.ready).get(bucket.src)

@@ -9,7 +9,7 @@ import numpy as np
 
 from refitd.errors import ProtocolError, TransportError
 from refitd.mover.board import Board
-from refitd.mover.frames import HEADER_BYTES, REASON_LIMIT, TRAILER_BYTES, Header, Hello, Trailer, checksum
+from refitd.mover.frames import HEADER_BYTES, REASON_LIMIT, TRAILER_BYTES, Checksum, Header, Hello, Trailer
 from refitd.mover.round import Round, Stopped
 from refitd.mover.transport.stream import TICK_SECONDS, Stream
 from refitd.mover.transport.worker import Worker
@@ -81,7 +81,7 @@ class Receiver(Worker):
         facts = self.board.facts
         hello = Hello(facts.lane, facts.token, *self.edge, facts.digest)
         theirs = Hello.parse(stream.receive_frame())
-        stream.send([memoryview(hello.pack())])  # also where they differ, so that both ends can name it
+        stream.send(memoryview(hello.pack()))  # also where they differ, so that both ends can name it
         hello.check(theirs)
         with self.board.cond:
             self._accepting = False
@@ -112,9 +112,14 @@ class Receiver(Worker):
     def _take_bucket(self, stream: Stream, round_: Round, header: Header) -> None:
         bucket = self._expected(round_, header)
         room = self._room(bucket.nbytes)
-        stream.receive_into(room, lambda nbytes: round_.count_rx(NETWORK, nbytes))
-        trailer = Trailer.unpack(stream.receive(TRAILER_BYTES))
-        self._check(round_, bucket, trailer, checksum(room, bucket.id))
+        digest = Checksum(bucket.id)
+
+        def seen(chunk: memoryview) -> None:
+            round_.count_rx(NETWORK, len(chunk))
+            digest.update(chunk)
+
+        stream.receive_into(room, seen)
+        self._check(round_, bucket, Trailer.unpack(stream.receive(TRAILER_BYTES)), digest.value)
         with round_.touching():
             try:
                 round_.write(bucket, self._buffer[: bucket.nbytes])

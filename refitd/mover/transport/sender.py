@@ -12,9 +12,9 @@ import numpy as np
 from refitd.errors import TransportError
 from refitd.hook import wire
 from refitd.mover.board import Board
-from refitd.mover.frames import REASON_LIMIT, Header, Hello, Trailer, checksum
+from refitd.mover.frames import REASON_LIMIT, Checksum, Header, Hello, Trailer
 from refitd.mover.round import Round, Stopped
-from refitd.mover.transport.stream import TICK_SECONDS, Stream
+from refitd.mover.transport.stream import CHUNK_BYTES, TICK_SECONDS, Stream
 from refitd.mover.transport.worker import Worker
 from refitd.plan import execute
 from refitd.plan.execute import Bytes
@@ -63,7 +63,7 @@ class Sender(Worker):
         claim = {"kind": "edge", "secret": facts.secret, "job": facts.job, "lane": facts.lane, "token": facts.token}
         self._stream = stream = Stream(self._open_socket(), self._tick)
         frame = wire.encode({**claim, "src": self.edge[0], "dst": self.edge[1]})
-        stream.send([memoryview(frame), memoryview(hello.pack())])
+        stream.send(memoryview(frame + hello.pack()))
         hello.check(Hello.parse(stream.receive_frame()))
         return stream
 
@@ -119,18 +119,21 @@ class Sender(Worker):
         return payload
 
     def _send_bucket(self, stream: Stream, round_: Round, bucket: Bucket, payload: Bytes) -> None:
-        options = round_.options
-        header = Header(options.attempt, options.publication, bucket.id, bucket.nbytes, round_.plan_tag).pack()
-        digest = checksum(payload.data, bucket.id)
-        trailer = Trailer(options.attempt, options.publication, self.board.facts.token, digest).pack()
-        counter = _PayloadCounter(round_, len(header), bucket.nbytes)
-        stream.send([memoryview(header), payload.data, memoryview(trailer)], counter.add)
+        options, digest = round_.options, Checksum(bucket.id)
+        header = Header(options.attempt, options.publication, bucket.id, bucket.nbytes, round_.plan_tag)
+        stream.send(memoryview(header.pack()))
+        for start in range(0, bucket.nbytes, CHUNK_BYTES):
+            chunk = payload.data[start : start + CHUNK_BYTES]
+            digest.update(chunk)
+            stream.send(chunk, lambda sent: round_.count_tx(NETWORK, sent))
+        trailer = Trailer(options.attempt, options.publication, self.board.facts.token, digest.value)
+        stream.send(memoryview(trailer.pack()))
 
     def _send_void(self, stream: Stream, round_: Round, bucket: Bucket, reason: str) -> None:
         text = reason.encode()[:REASON_LIMIT]
         options = round_.options
         header = Header(options.attempt, options.publication, bucket.id, len(text), round_.plan_tag, void=True)
-        stream.send([memoryview(header.pack()), memoryview(text)])
+        stream.send(memoryview(header.pack() + text))
 
     # -- ending
 
@@ -144,17 +147,3 @@ class Sender(Worker):
     def _close_stream(self) -> None:
         if self._stream is not None:
             self._stream.close()
-
-
-class _PayloadCounter:
-    """Counts the payload's share of what the socket took of one bucket."""
-
-    def __init__(self, round_: Round, before: int, nbytes: int) -> None:
-        self._round, self._before, self._nbytes = round_, before, nbytes
-        self._sent = self._counted = 0
-
-    def add(self, sent: int) -> None:
-        self._sent += sent
-        payload = min(max(self._sent - self._before, 0), self._nbytes)
-        self._round.count_tx(NETWORK, payload - self._counted)
-        self._counted = payload

@@ -14,6 +14,7 @@ from refitd.mover.frames import HELLO_LIMIT, LENGTH_BYTES
 
 TICK_SECONDS = 0.1
 BUFFER_BYTES = 4 << 20
+CHUNK_BYTES = 512 << 10  # small enough to be checksummed while it is in the cache
 _TIMEVAL = struct.pack("@ll", 0, round(TICK_SECONDS * 1e6))
 
 
@@ -34,12 +35,12 @@ class Stream:
         if sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
-    def receive_into(self, view: memoryview, count: Callable[[int], None] | None = None) -> None:
-        """Fill ``view``; ``count`` is told of every chunk. Raises EOFError when the peer is gone, OSError."""
+    def receive_into(self, view: memoryview, seen: Callable[[memoryview], None] | None = None) -> None:
+        """Fill ``view``; ``seen`` is given every chunk as it comes. Raises EOFError when the peer is gone, OSError."""
         silent = 0
         while view:
             try:
-                got = self._sock.recv_into(view)
+                got = self._sock.recv_into(view[:CHUNK_BYTES])
             except BlockingIOError:
                 silent += 1
                 self._on_tick(silent)
@@ -47,9 +48,9 @@ class Stream:
             if got == 0:
                 raise EOFError("connection closed by peer")
             silent = 0
+            if seen is not None:
+                seen(view[:got])
             view = view[got:]
-            if count is not None:
-                count(got)
 
     def receive(self, nbytes: int) -> bytearray:
         """Exactly ``nbytes``. Raises EOFError, OSError."""
@@ -57,20 +58,20 @@ class Stream:
         self.receive_into(memoryview(data))
         return data
 
-    def send(self, parts: list[memoryview], count: Callable[[int], None] | None = None) -> None:
-        """Send all parts in order. Raises OSError when the peer is gone."""
+    def send(self, data: memoryview, count: Callable[[int], None] | None = None) -> None:
+        """Send all of ``data``; ``count`` is told what the socket took. Raises OSError when the peer is gone."""
         silent = 0
-        while parts:
+        while data:
             try:
-                sent = self._sock.sendmsg(parts)
+                sent = self._sock.send(data)
             except BlockingIOError:
                 silent += 1
                 self._on_tick(silent)
                 continue
             silent = 0
+            data = data[sent:]
             if count is not None:
                 count(sent)
-            parts = _after(parts, sent)
 
     def receive_frame(self) -> wire.Message:
         """One JSON frame and not a byte more. Raises ProtocolError, EOFError, OSError."""
@@ -92,12 +93,3 @@ class Stream:
     def close(self) -> None:
         with self._lock:  # or a shutdown could meet another socket under the same descriptor
             self._sock.close()
-
-
-def _after(parts: list[memoryview], sent: int) -> list[memoryview]:
-    rest = []
-    for part in parts:
-        if sent < len(part):
-            rest.append(part[sent:])
-        sent = max(0, sent - len(part))
-    return rest

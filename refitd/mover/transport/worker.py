@@ -37,10 +37,9 @@ class Worker:
         except TransportError as error:
             self.board.break_edge(error.edge, error.reason)
         except (RefitdError, OSError, EOFError) as error:
-            self.board.break_edge(self.edge, _text(error))
+            self.board.break_edge(self.edge, f"{type(error).__name__}: {error}")
         except Exception as error:  # noqa: BLE001  reported with type, text and place: a worker must not die in silence
-            place = traceback.extract_tb(error.__traceback__)[-1]
-            self.board.break_edge(self.edge, f"{type(error).__name__}: {error} ({place.name}:{place.lineno})")
+            self.board.break_edge(self.edge, describe(error))
         finally:
             self._release()
 
@@ -54,5 +53,7 @@ class Worker:
         """Free what the worker holds; runs in its own thread, last."""
 
 
-def _text(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
+def describe(error: Exception) -> str:
+    """Type, text and place of an error that nobody foresaw."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({place.name}:{place.lineno})"
