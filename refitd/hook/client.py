@@ -27,7 +27,7 @@ from refitd.hook.wire import Message
 
 log = logging.getLogger("refitd.hook")
 CALL_SECONDS = 0.2
-_GREETING_SECONDS = 5.0
+_GREETING_SECONDS = 2.0
 _SLICE = 0.1
 
 

@@ -19,6 +19,7 @@ from refitd.hook.wire import Message
 _CALL_SECONDS = 10.0
 _RETRY_SECONDS = 0.1
 _RELEASE_SECONDS = 1.0
+_SETTLE_SECONDS = 10.0  # a daemon that has just started may refuse until its movers run and its records are read
 
 
 class Loan:
@@ -37,6 +38,7 @@ class Loan:
         self._client, self._ticket, self._deadline, self._others = client, ticket, deadline, others
         self._staging, self._export = staging, staging.export(blocks)
         self._mover: int | None = None
+        self._patient_until = 0.0
         self._lent = False
         self._was_dirty = client.page.dirty
 
@@ -103,6 +105,8 @@ class Loan:
         except DaemonUnavailable:
             raise
         except RefitdError as error:
+            if time.monotonic() < self._patient_until:
+                return None
             raise ReceiveFailed(f"the daemon refused: {error}") from error
         self._lent = True  # without an answer it may be lent all the same
         if answer is None:
@@ -170,6 +174,7 @@ class Loan:
             if time.monotonic() >= self._deadline:
                 raise ReceiveFailed(f"{error}, and none came back in time") from error
             time.sleep(min(_RETRY_SECONDS, remaining(self._deadline)))
+        self._patient_until = time.monotonic() + _SETTLE_SECONDS
 
     def _take_back(self) -> None:
         """Nothing that is written from here on counts; memory that was never lent is as clean as before."""

@@ -229,10 +229,16 @@ def test_daemon_dies_within_receive(daemon: FakeDaemon, engine: Engine, mover: M
     time.sleep(0.3)
     assert len(daemon.of("receive")) == 1
     replacement = Mover()
-    daemon.replies["receive"] = replacement.reply
+
+    def lend(session, message, fds):
+        if len(daemon.of("receive")) == 2:
+            raise Refused("receive", "a running mover", "none yet")
+        return replacement.reply(session, message, fds)
+
+    daemon.replies["receive"] = lend
     mover.kill()
-    again = daemon.seen("receive", 2)
-    assert again["word"] > word
+    again = daemon.seen("receive", 3)
+    assert again["word"] > daemon.seen("receive", 2)["word"] > word
     assert again["ticket"] == TICKET
     assert daemon.seen("register", 2)["state"] == {
         "generation": 0, "revision": 0, "step": 0, "token": 0, "dirty": True,
