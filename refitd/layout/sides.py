@@ -25,11 +25,11 @@ def check_side(layouts: Side) -> None:
 def check_match(sources: Side, destinations: Side) -> None:
     """Raise MismatchError with every difference that forbids a refit.
 
-    A tensor that the destinations need and no source has; another shape; a cast that is not allowed; a destination
-    storage that nothing fills and no ``keep`` names; a destination view that overlaps itself; an element that one
-    destination rank has twice under one name. Tensors that only the sources have are no error.
+    Sources that disagree; a tensor that the destinations need and no source has; another shape; a cast that is not
+    allowed; a destination storage that nothing fills and no ``keep`` names; a destination view that overlaps itself; an
+    element that one destination rank has twice under one name. Tensors that only the sources have are no error.
     """
-    bad = [*_tensor_differences(sources, destinations), *_unfilled(destinations)]
+    bad = [*_disagreements(sources), *_tensor_differences(sources, destinations), *_unfilled(destinations)]
     if bad:
         raise MismatchError(bad)
 

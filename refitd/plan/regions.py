@@ -55,21 +55,35 @@ def make_regions(table: Table, rows: slice, held: list[Ints], places: Ints, buck
     have &= need.any(axis=1, keepdims=True)
     kinds, label = np.unique(np.concatenate([need, have], axis=1), axis=0, return_inverse=True)
     cuts, label = coarsen(cells.cuts, label.reshape(-1))
-    place = places[rank] * len(table.dtypes) + table.dtype[rows]
-    flows = [_flows(kind[:count], kind[count:], role, places[rank], place) for kind in kinds]
+    facts = _Rows(role.tolist(), places[rank].tolist(), (places[rank] * len(table.dtypes) + table.dtype[rows]).tolist())
+    flows = [_flows(_members(kind[:count]), _members(kind[count:]), facts) for kind in kinds]
     return _chunks(cuts, label, flows, table, rows, bucket_bytes)
 
 
-def _flows(need: Bools, have: Bools, role: Ints, node: Ints, place: Ints) -> list[Flow]:
+class _Rows(NamedTuple):
+    """Of each row: its rank's role, its node, and its node and dtype as one number."""
+
+    role: list[int]
+    node: list[int]
+    place: list[int]
+
+
+def _members(mask: Bools) -> list[int]:
+    return [int(i) for i in mask.nonzero()[0]]
+
+
+def _flows(need: list[int], have: list[int], rows: _Rows) -> list[Flow]:
     """The flows of a cell, one for each (node, dtype) that needs it. No holders: nobody has it."""
+    sources = [row for row in have if rows.role[row] == SOURCE]
+    by_place: dict[int, list[int]] = {}
+    for row in need:
+        by_place.setdefault(rows.place[row], []).append(row)
     flows = []
-    sources = np.flatnonzero(have & (role == SOURCE))
-    for where in np.unique(place[need]).tolist():
-        needers = np.flatnonzero(need & (place == where))
-        near = sources[node[sources] == node[needers[0]]]
-        landed = np.flatnonzero(have & (role != SOURCE) & (place == where))
-        kind, holders = (NEAR, near) if len(near) else (LANDED, landed) if len(landed) else (ENTER, sources)
-        flows.append(Flow(kind, tuple(holders.tolist()), tuple(needers.tolist())))
+    for place, needers in sorted(by_place.items()):
+        near = [row for row in sources if rows.node[row] == rows.node[needers[0]]]
+        landed = [row for row in have if rows.role[row] != SOURCE and rows.place[row] == place]
+        kind, holders = (NEAR, near) if near else (LANDED, landed) if landed else (ENTER, sources)
+        flows.append(Flow(kind, tuple(holders), tuple(needers)))
     return flows
 
 
@@ -78,6 +92,7 @@ def _chunks(
 ) -> Regions:
     low = np.stack([a.ravel() for a in np.meshgrid(*[cut[:-1] for cut in cuts], indexing="ij")], axis=1)
     high = np.stack([a.ravel() for a in np.meshgrid(*[cut[1:] for cut in cuts], indexing="ij")], axis=1)
+    boxes = np.stack([low, high], axis=1)
     number: dict[Flow, int] = {}
     parts, flow_of, network_min = [np.zeros((0, 2, low.shape[1]), np.int64)], [], 0
     sizes = [ITEMSIZE[table.dtypes[d]] for d in table.dtype[rows].tolist()]
@@ -90,7 +105,7 @@ def _chunks(
             ways = max(len(flow.holders), len(flow.needers)) if flow.kind == ENTER else len(flow.holders)
             nbytes = volume[cell] * itemsize
             elements = _target(nbytes, ways, bucket_bytes) // itemsize
-            whole = np.stack([low[cell], high[cell]])[None]
+            whole = boxes[cell : cell + 1]
             parts.append(whole if volume[cell] <= elements else split(low[cell], high[cell], elements))
             flow_of += [number.setdefault(flow, len(number))] * len(parts[-1])
             network_min += nbytes if flow.kind == ENTER else 0

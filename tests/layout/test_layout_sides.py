@@ -30,6 +30,8 @@ def test_ranks_that_report_different_global_shapes_are_named() -> None:
         "shape (6,) dtype float32 as trainer/a/0 reports",
         "shape (4,) dtype float32 from trainer/a/1",
     )
+    with pytest.raises(MismatchError, match="shape \\(4,\\) dtype float32 from trainer/a/1"):
+        check_match(wrong, {"engine/r/0": one((6,), Box((0,), (6,)))})
     check_side({"trainer/a/0": one((5,), Box((0,), (3,))), "trainer/a/1": one((5,), Box((3,), (5,)))})
 
 
