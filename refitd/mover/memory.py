@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-import os
+import resource
 from collections.abc import Sequence
 from typing import Any
 
@@ -87,12 +87,5 @@ def _map(name: str, fd: int, offset: int, nbytes: int, dtype: str, writable: boo
 
 def raise_descriptor_limit() -> None:
     """Allow as many descriptors as the hard limit has: each mapping holds one."""
-    import resource
-
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def count_descriptors() -> int:
-    """Open descriptors of this process."""
-    return len(os.listdir("/proc/self/fd"))
