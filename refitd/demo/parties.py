@@ -14,6 +14,8 @@ from refitd.demo.cluster import Daemon
 from refitd.demo.ledger import Ledger
 from refitd.hook.wire import Decoder, Message, encode
 
+RETRY_SECONDS = 0.2
+
 OnMessage = Callable[["Client", Message], None]
 
 
@@ -146,6 +148,7 @@ class Replica:
         match message["event"]:
             case "ready":
                 engine.ready = True
+                self._repeat(engine)
             case "ticket":
                 self.hold()
                 self.ticket = message["ticket"]
@@ -153,6 +156,8 @@ class Replica:
                     each.tell(do="ticket", ticket=self.ticket)
             case "failed":
                 self.failures.append(f"{engine.name}: {message['why']}")
+                if engine.rank:  # the lead asks for its next ticket itself
+                    asyncio.get_running_loop().call_later(RETRY_SECONDS, self._repeat, engine)
             case "switched":
                 self._switched(engine, message)
             case "held":
@@ -170,10 +175,16 @@ class Replica:
             each.step, each.taken = None, None
             each.tell(do="hold")
 
+    def _repeat(self, engine: Engine) -> None:
+        """Give the ticket to a rank that missed it: its peers may be waiting, in the middle of a receive."""
+        if self.ticket is not None and self.ticket["kind"] == "receive" and engine.taken is None:
+            engine.tell(do="ticket", ticket=self.ticket)
+
     def _switched(self, engine: Engine, message: Message) -> None:
         ticket = message["ticket"]
         engine.taken, engine.switched_at = (ticket["generation"], ticket["revision"]), message["at"]
         if all(each.taken == engine.taken for each in self.engines):
+            self.ticket = None
             for each in self.engines:
                 each.tell(do="serve")
 

@@ -20,6 +20,7 @@ from refitd.errors import RefitdError
 REFIT_SECONDS = 90.0  # I7 allows 60 s after the last fault
 RELEASE_SECONDS = 20.0
 COMMIT_SECONDS = 30.0
+GRACE_SECONDS = 5.0  # after the trainers' last word on a publication, for replicas that are late with it
 
 
 class Play:
@@ -35,6 +36,7 @@ class Play:
         self._step = 0
         self._full = False
         self._recovered_at = 0.0
+        self._reported_at = 0.0
         self._return: asyncio.Task[None] | None = None
         self._differences: list[str] = []
         self._result = Result()
@@ -104,10 +106,13 @@ class Play:
         self._watch_recovery(step)
         if self._scene.dead():
             return True
-        waiting = [t for t in trainers if t.ready and not t.down and step not in t.reported]
+        if any(t.ready and not t.down and step not in t.reported for t in trainers):
+            self._reported_at = time.monotonic()
+            return False
         done = bool(self._live()) and len(self._committed(step)) == len(self._live())
         skipped = all(trainer.released.get(step) == "SKIPPED" for trainer in trainers)
-        return not waiting and (done or skipped or bool(self._fault.struck_at))
+        late = bool(self._fault.struck_at) and time.monotonic() > self._reported_at + GRACE_SECONDS
+        return done or skipped or late
 
     def _watch_recovery(self, step: int) -> None:
         done = self._live() and len(self._committed(step)) == len(self._live())
