@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from refitd.demo.faults import PLANTS, VICTIMS
@@ -60,10 +61,12 @@ def judge(case: Case, status: int, result: dict[str, Any]) -> str:
     return f"unexpected {', '.join(wrong)}" if wrong else ""
 
 
-def run(case: Case, refits: int) -> Outcome:
-    """Run one case in a process of its own."""
+def run(case: Case, refits: int, logs: Path | None = None) -> Outcome:
+    """Run one case in a process of its own; logs go to a folder of its name in ``logs``."""
     began = time.monotonic()
     command = [sys.executable, "-m", "refitd.cli", "demo", "--json", "--refits", str(refits), *case.arguments]
+    if logs is not None:
+        command += ["--keep-logs", str(logs / case.name)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_SECONDS, check=False)
         lines = done.stdout.strip().splitlines()
@@ -83,13 +86,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="", metavar="TEXT", help="cases whose name contains it (phase-victim-signal)")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="cases at a time")
     parser.add_argument("--refits", type=int, default=4, metavar="N", help="publications that each case must commit")
+    parser.add_argument("--keep-logs", type=Path, metavar="DIR", help="a folder of logs for each case")
     arguments = parser.parse_args(argv)
     chosen = cases(arguments.only)
     if not chosen:
         parser.error(f"--only: no case is called {arguments.only!r}")
     outcomes = []
     with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
-        for outcome in pool.map(lambda case: run(case, arguments.refits), chosen):
+        for outcome in pool.map(lambda case: run(case, arguments.refits, arguments.keep_logs), chosen):
             outcomes.append(outcome)
             _show(outcome)
     good = all(not outcome.why for outcome in outcomes)

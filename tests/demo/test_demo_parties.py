@@ -18,7 +18,7 @@ from refitd.demo.driver import parse
 from refitd.demo.faults import FailpointServer, Fault, choose
 from refitd.demo.ledger import Ledger
 from refitd.demo.nursery import Nursery, Options
-from refitd.demo.parties import Engine, Replica, Trainer, until
+from refitd.demo.parties import RETRY_SECONDS, Engine, Replica, Trainer, until
 from refitd.demo.report import Result
 from refitd.failpoints import failpoint
 from refitd.hook.wire import Connection
@@ -97,14 +97,34 @@ def test_a_replica_serves_again_when_every_rank_has_switched() -> None:
 
 
 def test_a_failed_switch_keeps_the_replica_out_of_service() -> None:
-    """One rank that could not take a ticket keeps all of them waiting for the next one, and says why."""
+    """One rank that could not take a ticket keeps all of them waiting, says why, and is given the ticket again."""
+    replica, told = engines()
+    lead, worker = replica.engines
+
+    async def scenario() -> None:
+        replica.hear(lead, {"event": "ticket", "ticket": TICKET})
+        replica.hear(lead, {"event": "switched", "ticket": TICKET, "at": 1.0})
+        replica.hear(worker, {"event": "failed", "why": "ReceiveFailed: x", "at": 1.0})
+        await asyncio.sleep(RETRY_SECONDS * 1.5)
+
+    asyncio.run(scenario())
+    assert {"do": "serve"} not in told[0] + told[1]
+    assert replica.failures == ["r0 rank 1: ReceiveFailed: x"]
+    assert [command["do"] for command in told[1]] == ["hold", "ticket", "ticket"]
+    assert [command["do"] for command in told[0]] == ["hold", "ticket"]
+
+
+def test_a_rank_that_comes_back_is_given_the_open_ticket() -> None:
+    """Its peers wait for it in the middle of a receive; a shadow's ticket is not for a rank with an empty shadow."""
     replica, told = engines()
     lead, worker = replica.engines
     replica.hear(lead, {"event": "ticket", "ticket": TICKET})
-    replica.hear(lead, {"event": "switched", "ticket": TICKET, "at": 1.0})
-    replica.hear(worker, {"event": "failed", "why": "ReceiveFailed: x", "at": 1.0})
-    assert {"do": "serve"} not in told[0] + told[1]
-    assert replica.failures == ["r0 rank 1: ReceiveFailed: x"]
+    replica.hear(worker, {"event": "ready"})
+    assert told[1][-1] == {"do": "ticket", "ticket": TICKET}
+    replica.hear(lead, {"event": "ticket", "ticket": TICKET | {"kind": "apply"}})
+    before = len(told[1])
+    replica.hear(worker, {"event": "ready"})
+    assert len(told[1]) == before
 
 
 def test_a_client_is_heard_until_it_hangs_up() -> None:
