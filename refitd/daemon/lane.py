@@ -115,7 +115,7 @@ class LaneDriver:
             self._withdraw_ticket()
             return
         self._log.info("lane_turned", token=token, reason=lane.reason)
-        self.context.metrics.lane_turned("other")
+        self.context.metrics.lane_turned(_cause(lane.reason))
         if all(self._is_current(slot) for slot in self.my_slots()):
             self.built = await build_lane(self)
 
@@ -323,3 +323,10 @@ class LaneDriver:
             self._absorb(key, self.attempt.last_verified(key) if self.attempt else [])
             self.built.gone(key)
             self.poke()
+
+
+def _cause(reason: str) -> str:
+    """The kind of a turn, for counting."""
+    if reason.startswith("again"):
+        return "failure"
+    return "death" if "-(" in reason else "join"

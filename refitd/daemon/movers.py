@@ -76,13 +76,14 @@ class Movers:
 
     def restart_excluded(self, view: View) -> None:
         """A lane that does without one of our slots suspects its mover: a new one is innocent."""
+        live = view.slots()
         for lane in [stored.value for stored in view.lanes.values()]:
             for exclusion in lane.excluded:
-                rank = self._job.ranks.get(exclusion.slot.key)
-                if rank is None or rank.mover is None or exclusion.passing or exclusion.slot in self._restarted:
+                slot, rank = exclusion.slot, self._job.ranks.get(exclusion.slot.key)
+                if rank is None or rank.mover is None or exclusion.passing or slot in self._restarted:
                     continue
-                if exclusion.slot.mover == rank.life and exclusion.slot.incarnation == rank.session.incarnation:
-                    self._restarted.add(exclusion.slot)
+                if live.get(slot.key) == slot and slot.mover == rank.life:
+                    self._restarted.add(slot)
                     self._kill(rank.mover, f"a lane excluded it: {exclusion.reason}")
 
     async def close(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +15,7 @@ from refitd.daemon.rank import NO_PUBLICATION, LocalRank, lent_memory, shadow_me
 from refitd.daemon.status import status
 from refitd.epoch.records import PubId, check_name
 from refitd.errors import InputError, LayoutError, Refused
+from refitd.hook.answers import code_of
 from refitd.hook.memfd import read_document
 from refitd.hook.messages import ADMIN, ENGINE, HOST_SHADOW, TRAINER, Ticket
 from refitd.hook.server import Answer, Fds, Session
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
 
 Method = Callable[[Session, Message, Fds], Awaitable[Answer]]
 NOTHING: Answer = ({}, ())
+MOVER_SECONDS = 9.0
 
 
 class Requests:
@@ -73,7 +77,7 @@ class Requests:
         try:
             return await method(session, message, fds)
         except InputError as error:
-            self._daemon.metrics.hook_error(type(error).__name__.removesuffix("Error").lower())
+            self._daemon.metrics.hook_error(code_of(type(error)))
             self._log.warning("request_refused", rank=session.key, method=message["method"], error=str(error))
             raise
 
@@ -155,20 +159,27 @@ class Requests:
         ticket = self._check_ticket(session, message["ticket"])
         if rank.shadowed:
             raise Refused("receive", "an in_place rank", rank.mode)
-        if rank.mover is None:
-            raise Refused("receive", "a running mover", "none yet")
+        await self._await_mover(rank)
         rank.set_memory(lent_memory(rank.layout, rank.layout.kept, message["memory"], fds))
         rank.receiving, rank.told = ticket, None
         rank.fill(None)
         job.poke()
-        return {}, [rank.mover.pidfd]
+        return {}, _pidfd(rank)
+
+    async def _await_mover(self, rank: LocalRank) -> None:
+        """Movers start in a moment; an engine that lends should not have to ask twice."""
+        deadline = time.monotonic() + MOVER_SECONDS
+        while rank.mover is None:
+            if time.monotonic() > deadline:
+                raise Refused("receive", f"a mover within {MOVER_SECONDS:g} s", "none")
+            await asyncio.sleep(0.01)
 
     async def _relent(self, session: Session, message: Message, fds: Fds) -> Answer:
         del fds, message
         job, rank = self._rank(session, ENGINE)
         rank.fill(None)
         job.poke()
-        return NOTHING
+        return {}, _pidfd(rank)
 
     async def _committed(self, session: Session, message: Message, fds: Fds) -> Answer:
         """A client took the ticket; for the lead this was the point of no return."""
@@ -208,6 +219,11 @@ class Requests:
     async def _status(self, session: Session, message: Message, fds: Fds) -> Answer:
         del session, message, fds
         return status(self._daemon), ()
+
+
+def _pidfd(rank: LocalRank) -> list[int]:
+    """What the client waits for before it lends its memory to anybody else."""
+    return [rank.mover.pidfd] if rank.mover else []
 
 
 def _with_keep(layout: Layout, keep: list[str]) -> Layout:

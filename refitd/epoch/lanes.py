@@ -50,10 +50,13 @@ def failures(view: View, lane: Lane) -> list[tuple[str, Ack]]:
 
 
 def target_of(view: View, replica: str, lane: Lane | None) -> PubId | None:
-    """The publication that the lane still has to reach; None when it is idle."""
+    """The publication that the lane still has to reach; None when it is idle.
+
+    Without members nothing is under way: the newest one is as good a target as any, and has the most holders.
+    """
     refit = view.refits.get(replica)
-    if refit and refit.value.id.generation == _generation(view):
-        return None if lane and committed(view, lane, refit.value.id) else refit.value.id
+    if lane and lane.members and refit and refit.value.id.generation == _generation(view):
+        return None if committed(view, lane, refit.value.id) else refit.value.id
     return view.newest
 
 

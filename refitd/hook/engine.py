@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from refitd.errors import InputError, RefitdError, Refused
+from refitd.errors import InputError, ReceiveFailed, RefitdError, Refused
 from refitd.failpoints import failpoint
 from refitd.hook.blocks import blocks_of
 from refitd.hook.client import Client, Identity, Registration
@@ -155,19 +155,34 @@ class Engine:
         """``host_shadow``, on every worker at the same step boundary: copy the shadow into the live weights.
 
         Raises InputError for tensors that are not the layout's, Refused for a ticket that is older than what is
-        served or for another replica.
+        served, for another replica, or whose publication the shadow does not hold (any more); ReceiveFailed where the
+        shadow changed during the copy: the rank then stays dirty.
         """
         self._check(ticket, "apply", HOST_SHADOW)
         blocks = blocks_of(tensors, moved(self._layout, self._keep))
         places, _total = shadow_offsets(require_layout(self._layout).storages)
         assert self._shadow is not None
+        seal = self._seal(ticket)
         self.client.page.dirty = 1
         failpoint("apply", role="engine", key=self.client.identity.key)
         for name, block in blocks.items():
             offset, nbytes = places[name]
             block.load(self._shadow.bytes[offset : offset + nbytes])
+        if self._seal(ticket, torn=True) != seal:
+            raise ReceiveFailed("the shadow changed while it was copied")
         self._switch(ticket)
         self.client.tell("applied", ticket=ticket.to_json())
+
+    def _seal(self, ticket: Ticket, torn: bool = False) -> int:
+        """The shadow's loan word while the shadow holds the ticket's publication as a whole."""
+        page = self.client.page
+        word, held = page.shadow_loan_word, page.shadow_publication
+        if held != (ticket.generation, ticket.revision):
+            self._taken = None
+            if torn:
+                raise ReceiveFailed(f"the shadow changed while it was copied: it holds {held}")
+            raise Refused("ticket", f"the publication in the shadow, {held}", f"{ticket.generation}, {ticket.revision}")
+        return word
 
     def _check(self, ticket: Ticket, kind: str, mode: str) -> None:
         self.client.own()

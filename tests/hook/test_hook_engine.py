@@ -334,6 +334,7 @@ def test_shadow_commit_and_apply(daemon: FakeDaemon, shadowed: tuple[Engine, int
     assert daemon.page(KEY).taken == Taken(1, 7, 5)
     assert daemon.seen("committed")["ticket"] == APPLY.to_json()
     assert (engine.publication, tensors["w"].tolist()) == (None, [0, 0, 0, 0])
+    daemon.page(KEY).set_shadow_publication(1, 7)
     engine.apply(APPLY, tensors)
     assert (engine.publication, engine.step, engine.dirty) == ((1, 7), 3, False)
     assert (tensors["w"].tolist(), tensors["kv.scale"].tolist()) == ([0, 1, 2, 3], [9])
@@ -351,10 +352,46 @@ def test_taken_ticket_is_frozen(daemon: FakeDaemon, shadowed: tuple[Engine, int]
     assert taken == _newer(APPLY)
     daemon.say(KEY, "ticket", ticket=_newer(APPLY, 2).to_json())
     assert engine.pending() == taken
+    daemon.page(KEY).set_shadow_publication(1, 8)
     engine.apply(taken, {"w": torch.zeros(4)})
     assert engine.pending(wait=10) == _newer(APPLY, 2)
     daemon.seen("committed", 2)
     assert [message["ticket"]["revision"] for message in daemon.of("committed")] == [8, 9]
+
+
+def test_apply_of_another_shadow(daemon: FakeDaemon, shadowed: tuple[Engine, int]) -> None:
+    """A shadow that holds another publication is refused before a byte moves, and the ticket is given up."""
+    engine, _shadow = shadowed
+    daemon.say(KEY, "ticket", ticket=APPLY.to_json())
+    ticket = engine.pending(wait=10)
+    assert ticket is not None
+    daemon.page(KEY).set_shadow_publication(1, 8)
+    weights = torch.full((4,), 5.0)
+    with pytest.raises(Refused, match=r"the publication in the shadow, \(1, 8\)"):
+        engine.apply(ticket, {"w": weights})
+    assert (weights.tolist(), engine.dirty, engine.pending()) == ([5, 5, 5, 5], False, None)
+
+
+@pytest.mark.parametrize("change", ["word", "publication"])
+def test_apply_of_a_shadow_that_changes(
+    daemon: FakeDaemon, shadowed: tuple[Engine, int], monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    """A shadow that changes during the copy leaves the rank dirty and the publication as it was (I1)."""
+    engine, _shadow = shadowed
+    page = daemon.page(KEY)
+    page.set_shadow_publication(1, 7)
+
+    def overwrite(name: str, **facts: str) -> bool:
+        if change == "word":
+            page.shadow_loan_word += 1
+        else:
+            page.set_shadow_publication(1, 8)
+        return False
+
+    monkeypatch.setattr(engine_module, "failpoint", overwrite)
+    with pytest.raises(ReceiveFailed, match="the shadow changed while it was copied"):
+        engine.apply(APPLY, {"w": torch.zeros(4)})
+    assert (engine.dirty, engine.publication) == (True, None)
 
 
 def test_pending_brings_the_daemon_back(daemon: FakeDaemon, engine: Engine) -> None:
