@@ -18,7 +18,7 @@ from typing import TypeVar
 import structlog
 
 from refitd.epoch.view import View
-from refitd.errors import LeaseLost, ProtocolError, RefitdError, StoreError, StoreTimeout
+from refitd.errors import LeaseLost, ProtocolError, StoreError, StoreTimeout
 from refitd.store import (
     Compare,
     Deleted,
@@ -157,8 +157,8 @@ class Agreement:
                 for event in watch:
                     self._loop.call_soon_threadsafe(self._apply, event)
                 return
-            except RefitdError as error:
-                self._log.warning("watch_failed", error=str(error))
+            except Exception as error:  # noqa: BLE001 - a daemon that no longer follows its records is worse than dead
+                self._log.warning("watch_failed", error=repr(error))
                 self._closing.wait(_RETRY_SECONDS)
                 watch = self._store.watch(self._prefix)
                 self._watch = watch

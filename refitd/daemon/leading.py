@@ -45,6 +45,7 @@ class Leading:
     async def lead(self) -> None:
         """Campaign where nobody leads; decide until nothing is left to write. Raises StoreError."""
         job = self._job
+        await self._bury_former_self()
         if job.agreement.view.leader is None and job.membership.joined:
             record = Leader(job.node, job.membership.incarnation)
             if await job.agreement.write("leader", encode(record), 0, leased=True):
@@ -53,6 +54,14 @@ class Leading:
         for _round in range(MAX_ROUNDS):
             if not (self.ours and self._settled() and await self._decide()):
                 return
+
+    async def _bury_former_self(self) -> None:
+        """An earlier life of this daemon led: nobody need wait for its lease, its node is ours now."""
+        leader = self._job.agreement.view.leader
+        if not leader or leader.value.node != self._job.node or not self._job.membership.joined:
+            return
+        if leader.value.incarnation != self._job.membership.incarnation:
+            await self._job.agreement.write("leader", None, leader.revision)
 
     def _settled(self) -> bool:
         """After an outage of the store nobody is removed for being absent until everybody could have come back."""
