@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from refitd.daemon.mount import mount
 from refitd.daemon.turn import Built
 from refitd.epoch.records import Lane, PubId
+from refitd.errors import TransportError
 from refitd.hook.memfd import create_document
 from refitd.plan import Held, Plan, Program, make_plan
 
@@ -87,21 +88,26 @@ class Attempt:
     def _ready(self, key: str, source: str) -> None:
         waits = any(b.stage == 1 and b.src == source for b in self._programs[key].receives())
         rank = self._driver.context.ranks.get(source)
-        if not waits or rank is None or rank.memory is None or (key, source) in self._told_ready:
+        word = rank.loan_word(self.publication) if rank else None
+        if not waits or rank is None or word is None or (key, source) in self._told_ready:
             return
         self._told_ready.add((key, source))
         reader = self._driver.context.ranks[key]
         mount(reader, rank, writable=False)
-        self._built.handles[key].send({**self._head("ready"), "src": source, "word": rank.word})
+        self._built.handles[key].send({**self._head("ready"), "src": source, "word": word})
 
     def _run(self, key: str, resend: bool) -> None:
         ranks, program = self._driver.context.ranks, self._programs[key]
         own, handle = ranks[key], self._built.handles[key]
         mount(own, own, writable=key in self.members)
-        words = {key: own.word}
+        words = {key: own.own_word}
         for source in {b.src for b in program.receives() if b.link == "peer" and b.stage == 0}:
-            mount(own, ranks[source], writable=False)
-            words[source] = ranks[source].word
+            lender = ranks.get(source)
+            word = lender.loan_word(self.publication) if lender else None
+            if lender is None or word is None:
+                raise TransportError((source, key), "the source does not hold the publication any more")
+            mount(own, lender, writable=False)
+            words[source] = word
         config = self._driver.context.config
         message = {
             **self._head("run"), "publication": list(self.publication), "words": words,

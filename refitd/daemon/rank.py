@@ -69,6 +69,7 @@ class LocalRank:
     offer: LocalOffer | None = None
     asked: dict[int, Offer] = field(default_factory=dict)  # offers whose report the trainer may still ask for, by seq
     receiving: Ticket | None = None  # an engine's open receive(): its memory is lent to us
+    lent_word: int = 0  # the loan word that came with it
     lent_for: PubId | None = None  # the publication that the lent (or shadow) memory is being filled with
     complete: PubId | None = None  # the publication that the memory we fill holds as a whole, committed or not
     relending: bool = False
@@ -92,10 +93,24 @@ class LocalRank:
         """The control page's word that guards this rank's memory."""
         return SHADOW_LOAN if self.shadowed else LOAN
 
+    def loan_word(self, publication: PubId) -> int | None:
+        """The loan word under which this rank's memory can be read as the publication; None where it cannot.
+
+        A client that is about to change its memory sets dirty first and the word second, so the word is read before
+        anything is asked about it: a word that was good then is the one that a reader will miss.
+        """
+        word = self._word()
+        return word if self.offer or self.holds(publication) else None
+
+    def _word(self) -> int:
+        if self.offer:
+            return self.offer.word
+        return self.lent_word if self.receiving else self.page.read(self.word_index)
+
     @property
-    def word(self) -> int:
-        """The loan word under which this rank's memory is readable now."""
-        return self.offer.word if self.offer else self.page.read(self.word_index)
+    def own_word(self) -> int:
+        """The loan word for this rank's own mover, which fills the memory."""
+        return self._word()
 
     @property
     def served(self) -> PubId:

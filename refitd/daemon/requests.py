@@ -161,7 +161,7 @@ class Requests:
             raise Refused("receive", "an in_place rank", rank.mode)
         await self._await_mover(rank)
         rank.set_memory(lent_memory(rank.layout, rank.layout.kept, message["memory"], fds))
-        rank.receiving, rank.told = ticket, None
+        rank.receiving, rank.lent_word, rank.told = ticket, message["word"], None
         rank.fill(None)
         job.poke()
         return {}, _pidfd(rank)
@@ -175,8 +175,9 @@ class Requests:
             await asyncio.sleep(0.01)
 
     async def _relent(self, session: Session, message: Message, fds: Fds) -> Answer:
-        del fds, message
+        del fds
         job, rank = self._rank(session, ENGINE)
+        rank.lent_word = message["word"]
         rank.fill(None)
         job.poke()
         return {}, _pidfd(rank)

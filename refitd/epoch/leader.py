@@ -14,7 +14,7 @@ from refitd.epoch.codec import encode
 from refitd.epoch.holders import Covers, holders, trainers
 from refitd.epoch.lanes import desired_lane, differs, exclusions, failures, target_of
 from refitd.epoch.records import Generation, Lane, Offer, PubId, Publication, Refit, ReportRecord
-from refitd.epoch.stage import committed, served, started
+from refitd.epoch.stage import committed, hopeless, served, started
 from refitd.epoch.view import View
 
 KEEP_REPORTS = 8
@@ -173,8 +173,9 @@ def _report(view: View) -> Iterator[Write]:
     if newest is None or f"{newest.revision}" in view.reports:
         return
     report = assess(view, newest)
-    waiting = [replica for replica in report.missing if replica in view.open_lanes()]
-    if report.committed and not waiting:
+    lanes = view.open_lanes()
+    waiting = [replica for replica in report.missing if replica in lanes and not hopeless(view, lanes[replica])]
+    if lanes and not waiting:
         yield Write(f"reports/{newest.revision}", encode(report), 0, "every whole replica has ended")
 
 

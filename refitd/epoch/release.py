@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from refitd.epoch.records import Lane, Offer, PubId
-from refitd.epoch.stage import stable, verified
+from refitd.epoch.stage import hopeless, stable, verified
 from refitd.epoch.view import View
 
 RELEASED, SKIPPED = "RELEASED", "SKIPPED"
@@ -63,11 +63,12 @@ def _unpublished(view: View, offer: Offer, age: float, patience: float) -> Verdi
 
 
 def _lanes(view: View, offer: Offer, publication: PubId) -> list[Lane]:
-    """Open lanes that read from the offering rank and have this publication to reach."""
+    """Open lanes that read from the offering rank and can reach this publication."""
     refits = view.refits
     return [
         lane
         for name, lane in view.open_lanes().items()
-        if any(slot.key == offer.key and slot.incarnation == offer.incarnation for slot in lane.sources)
+        if not hopeless(view, lane)
+        and any(slot.key == offer.key and slot.incarnation == offer.incarnation for slot in lane.sources)
         and (name not in refits or refits[name].value.id <= publication)
     ]

@@ -54,6 +54,12 @@ def started(view: View, lane: Lane, publication: PubId) -> bool:
     return _reached(view, lane.replica, lane.nodes, publication, "prepared")
 
 
+def hopeless(view: View, lane: Lane) -> str:
+    """Why trying again under this token is useless; empty where it is not."""
+    acks = zip(lane.nodes, view.lane_acks(lane.replica, lane.nodes), strict=True)
+    return next((f"{node}: {ack.reason}" for node, ack in acks if ack and ack.phase == "failed" and ack.permanent), "")
+
+
 def stable(view: View, lane: Lane) -> bool:
     """Whether all nodes of the lane have built it under its present token, to one plan."""
     return _building(lane, view.lane_acks(lane.replica, lane.nodes), None) is None
