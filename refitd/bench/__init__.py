@@ -1,0 +1,23 @@
+"""``refitd bench``: how fast a refit is on this machine, next to what else would move the weights.
+
+``main(argv)`` is the whole interface; nothing here is imported by the rest of refitd.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+__all__ = ["main"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the benchmark with command line ``argv``; returns the exit status (0 good, 1 failed, 2 usage)."""
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ[name] = "1"  # as the movers have it; read when numpy and torch are first imported
+    from refitd.bench.arguments import parse
+
+    arguments = parse(argv)
+    from refitd.bench.refit import run
+
+    return run(arguments)

@@ -1,0 +1,32 @@
+"""The command line of the benchmark. Nothing heavy is imported to refuse it."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+TRANSPORTS = ("peer", "tcp")
+MODELS = ("big", "small")
+LEAST_REPEATS = 2
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """``transports`` and ``models`` are tuples. Exits with status 2 where the command line makes no sense."""
+    parser = argparse.ArgumentParser(prog="refitd bench", description="Measure refitd on this machine.")
+    subjects = parser.add_subparsers(title="what to measure", required=True, metavar="WHAT")
+    refit = subjects.add_parser(
+        "refit", help="publish to commit: two row-shard trainers to two column-shard engines, next to gloo"
+    )
+    refit.add_argument("--device", choices=("cpu",), default="cpu", help="where the weights are (default: cpu)")
+    refit.add_argument("--transport", choices=(*TRANSPORTS, "all"), default="all", help="default: all")
+    refit.add_argument("--model", choices=(*MODELS, "all"), default="all", help="big: 134 MB; small: 1 MB")
+    refit.add_argument("--repeats", type=int, default=15, metavar="N", help="timed repeats (default: %(default)s)")
+    refit.add_argument("--json", action="store_true", help="one JSON object on the last line of stdout")
+    refit.add_argument("--out", type=Path, metavar="FILE", help="also write the JSON there")
+    arguments = parser.parse_args(argv)
+    if arguments.repeats < LEAST_REPEATS:
+        refit.error(f"--repeats: at least {LEAST_REPEATS}")
+    arguments.transports = TRANSPORTS if arguments.transport == "all" else (arguments.transport,)
+    arguments.models = MODELS if arguments.model == "all" else (arguments.model,)
+    return arguments

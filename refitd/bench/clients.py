@@ -1,0 +1,106 @@
+"""Trainers and engines that use refitd, as a framework would."""
+
+from __future__ import annotations
+
+import socket
+import time
+
+import torch
+from torch import Tensor
+
+from refitd.bench.models import (
+    DTYPE,
+    ENGINES,
+    TRAINERS,
+    Model,
+    Shard,
+    engine_shards,
+    exact,
+    fill,
+    layout,
+    trainer_shards,
+)
+from refitd.bench.party import BenchFailed
+from refitd.hook.engine import connect_engine
+from refitd.hook.memory import shared_empty
+from refitd.hook.messages import RELEASED, Ticket
+from refitd.hook.trainer import connect_trainer
+from refitd.hook.wire import Connection
+
+JOB, RUN, REPLICA = "bench", "run", "r0"
+WAIT_SECONDS = 30.0
+
+
+def _weights(shards: list[Shard]) -> dict[str, Tensor]:
+    return {shard.matrix.name: shared_empty(shard.shape, torch.bfloat16) for shard in shards}
+
+
+class TrainerParty:
+    """One trainer rank; its weights are lent where they are."""
+
+    def __init__(self, model: Model, rank: int, socket_path: str) -> None:
+        self._shards = trainer_shards(model, rank)
+        self._weights = _weights(self._shards)
+        self._trainer = connect_trainer(job=JOB, run=RUN, rank=rank, world_size=TRAINERS, socket=socket_path)
+        self._trainer.register(layout(model, self._shards))
+        self._trainer.plan_seconds = WAIT_SECONDS  # the first lane is still being built
+
+    def fill(self, step: int) -> None:
+        for shard in self._shards:
+            fill(shard, step, self._weights[shard.matrix.name])
+
+    def move(self, step: int) -> float:
+        began = time.monotonic()
+        offer = self._trainer.publish(step, self._weights)
+        if offer.released(WAIT_SECONDS) is not RELEASED:
+            raise BenchFailed(f"step {step} was skipped: {offer.reason}")
+        report = offer.committed(WAIT_SECONDS)
+        if report.committed != [REPLICA]:
+            raise BenchFailed(f"step {step} was not committed: {report}")
+        return began
+
+    def exact(self, step: int) -> bool:
+        return all(exact(shard, step, self._weights[shard.matrix.name]) for shard in self._shards)
+
+    def close(self) -> None:
+        self._trainer.close()
+
+
+class EngineParty:
+    """One engine rank, ``in_place``. ``mate`` joins the two ranks: the lead hands the ticket over."""
+
+    def __init__(self, model: Model, rank: int, socket_path: str, mate: socket.socket) -> None:
+        self._rank, self._mate = rank, Connection(mate)
+        self._shards = engine_shards(model, rank)
+        self._weights = _weights(self._shards)
+        self._engine = connect_engine(job=JOB, replica=REPLICA, rank=rank, world_size=ENGINES, socket=socket_path)
+        self._engine.register(layout(model, self._shards), mode="in_place")
+
+    def fill(self, step: int) -> None:
+        """Engines get theirs by the move."""
+
+    def move(self, step: int) -> float:
+        ticket = self._ticket(step)
+        self._engine.receive(ticket, self._weights, WAIT_SECONDS)
+        ended = time.monotonic()
+        if ticket.step != step or self._engine.step != step:
+            raise BenchFailed(f"expected step {step}, received {self._engine.step} by {ticket}")
+        return ended
+
+    def _ticket(self, step: int) -> Ticket:
+        if self._rank:
+            return Ticket.from_json(self._mate.receive(WAIT_SECONDS)[0])
+        ticket = self._engine.pending(wait=WAIT_SECONDS)
+        if ticket is None:
+            raise BenchFailed(f"no ticket for step {step} within {WAIT_SECONDS:g} s")
+        self._mate.send(ticket.to_json())
+        return ticket
+
+    def exact(self, step: int) -> bool:
+        return all(exact(shard, step, self._weights[shard.matrix.name]) for shard in self._shards)
+
+    def close(self) -> None:
+        self._engine.close()
+
+
+__all__ = ["DTYPE", "EngineParty", "TrainerParty"]

@@ -1,0 +1,111 @@
+"""One way to move the weights, ready to do it again and again."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+from refitd.bench.clients import EngineParty, TrainerParty
+from refitd.bench.daemon import Daemon
+from refitd.bench.models import ENGINES, TRAINERS, Model
+from refitd.bench.party import BenchFailed, Party, Process, ask_all
+from refitd.bench.rivals import GatherBroadcast, SendRecv
+
+
+class Contest:
+    """Four processes and what serves them. ``round`` may be called any number of times, with growing steps."""
+
+    def __init__(self, name: str, trainers: list[Process], engines: list[Process], daemon: Daemon | None) -> None:
+        self.name, self._trainers, self._engines, self._daemon = name, trainers, engines, daemon
+
+    def round(self, step: int) -> float:
+        """Move the values of ``step``; seconds from the first trainer's beginning to the last engine's end.
+
+        Raises BenchFailed where a party failed or an engine holds anything else than these values.
+        """
+        ask_all(self._trainers, "fill", step)
+        engines_first = [*self._engines, *self._trainers]
+        times = ask_all(engines_first, "move", step)
+        if not all(ask_all(self._engines, "exact", step)):
+            raise BenchFailed(f"{self.name}: step {step} did not arrive bit for bit")
+        return max(times[:ENGINES]) - min(times[ENGINES:])
+
+    def peaks(self) -> dict[str, int]:
+        """Most resident memory of each process so far, bytes."""
+        for process in (*self._trainers, *self._engines):
+            process.look()
+        found = {process.name: process.peak for process in (*self._trainers, *self._engines)}
+        if self._daemon is not None:
+            self._daemon.look()
+            found |= self._daemon.peaks
+        return found
+
+    def close(self) -> None:
+        """Let every party leave in order."""
+        ask_all([*self._engines, *self._trainers], "close")
+
+
+@contextmanager
+def refit(model: Model, transport: str) -> Iterator[Contest]:
+    """refitd with ``transport`` peer or tcp."""
+    folder = Path(tempfile.mkdtemp(prefix="refitd-bench-"))
+    processes: list[Process] = []
+    daemon = Daemon(folder, transport)
+    try:
+        daemon.wait_answer()
+        mates = socket.socketpair()
+        with mates[0], mates[1]:
+            trainers = [partial(TrainerParty, model, rank, daemon.socket) for rank in range(TRAINERS)]
+            engines = [partial(EngineParty, model, rank, daemon.socket, mates[rank]) for rank in range(ENGINES)]
+            contest = _start(transport, trainers, engines, daemon, processes)
+        daemon.wait_lane()
+        yield contest
+        contest.close()
+    except BenchFailed as error:
+        raise BenchFailed(f"{error}\n{daemon.log()}".rstrip()) from error
+    finally:
+        for process in processes:
+            process.end()
+        daemon.end()
+        shutil.rmtree(folder)
+
+
+@contextmanager
+def rival(model: Model, name: str) -> Iterator[Contest]:
+    """``gather_broadcast`` or ``gloo_send_recv``."""
+    make = {"gather_broadcast": GatherBroadcast, "gloo_send_recv": SendRecv}[name]
+    processes: list[Process] = []
+    port = _free_port()
+    parties = [partial(make, model, rank, port) for rank in range(TRAINERS + ENGINES)]
+    try:
+        contest = _start(name, parties[:TRAINERS], parties[TRAINERS:], None, processes)
+        yield contest
+        contest.close()
+    finally:
+        for process in processes:
+            process.end()
+
+
+def _start(
+    name: str,
+    trainers: Sequence[Callable[[], Party]],
+    engines: Sequence[Callable[[], Party]],
+    daemon: Daemon | None,
+    processes: list[Process],
+) -> Contest:
+    for side, makers in (("trainer", trainers), ("engine", engines)):
+        for rank, make in enumerate(makers):
+            processes.append(Process(f"{side}{rank}", make))
+    ask_all(processes, "start")
+    return Contest(name, processes[: len(trainers)], processes[len(trainers) :], daemon)
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+    return port

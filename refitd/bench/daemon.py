@@ -1,0 +1,99 @@
+"""The one daemon of a contest: a real ``refitd run`` with the store in its memory."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from refitd.bench.clients import JOB, REPLICA
+from refitd.bench.models import ENGINES, TRAINERS
+from refitd.bench.party import BenchFailed, children, peak_bytes
+from refitd.errors import DaemonUnavailable
+from refitd.hook.admin import ask
+
+START_SECONDS = 60.0
+_LINKS = {"peer": "auto", "tcp": "network"}
+_CONFIG = """\
+[node]
+name = "bench"
+state_dir = "{folder}/state"
+[store]
+url = "memory://"
+[hook]
+socket = "{folder}/hook.sock"
+[metrics]
+listen = ""
+[data]
+links = "{links}"
+[log]
+level = "warning"
+format = "json"
+"""
+
+
+class Daemon:
+    """``transport``: peer or tcp. Everything of it is in ``folder``."""
+
+    def __init__(self, folder: Path, transport: str) -> None:
+        self.socket, self._log = str(folder / "hook.sock"), folder / "daemon.log"
+        self.peaks: dict[str, int] = {}
+        config = folder / "refitd.toml"
+        config.write_text(_CONFIG.format(folder=folder, links=_LINKS[transport]))
+        command = [sys.executable, "-m", "refitd.cli", "run", "--config", str(config)]
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+    def wait_answer(self) -> None:
+        """Return when it answers. Raises BenchFailed."""
+        self._wait("no answer", lambda: self._job() is not None)
+
+    def wait_lane(self) -> None:
+        """Return when the lane from all trainers to all engines is built. Raises BenchFailed."""
+        self._wait("no lane", self._lane_is_built)
+
+    def _wait(self, what: str, condition: object) -> None:
+        assert callable(condition)
+        deadline = time.monotonic() + START_SECONDS
+        while not condition():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise BenchFailed(f"the daemon: {what}: {self.log()}")
+            time.sleep(0.05)
+
+    def _job(self) -> dict[str, object] | None:
+        try:
+            jobs: dict[str, dict[str, object]] = ask("status", self.socket)["jobs"]
+        except DaemonUnavailable:
+            return None
+        return jobs.get(JOB, {})
+
+    def _lane_is_built(self) -> bool:
+        lanes = (self._job() or {}).get("lanes", [])
+        assert isinstance(lanes, list)
+        lane = next((lane for lane in lanes if lane["replica"] == REPLICA), None)
+        whole = lane is not None and (len(lane["sources"]), len(lane["members"])) == (TRAINERS, ENGINES)
+        return whole and lane["stage"] == "idle"
+
+    def look(self) -> None:
+        """Note the peaks of the memory of the daemon, its fork server and its movers so far."""
+        pid = self._process.pid
+        self.peaks = {"daemon": peak_bytes(pid)}
+        for server in children(pid):
+            self.peaks["forkserver"] = peak_bytes(server)
+            for number, mover in enumerate(children(server)):
+                self.peaks[f"mover{number}"] = peak_bytes(mover)
+
+    def log(self) -> str:
+        """The end of what it said."""
+        return self._log.read_text(errors="replace")[-2000:]
+
+    def end(self) -> None:
+        """Stop it and wait for its end."""
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()

@@ -1,0 +1,125 @@
+"""The two models, who holds which part of them, and values that tell every place and every repeat apart."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from refitd.layout import Layout
+from refitd.layout.box import Box, Piece
+
+DTYPE = "bfloat16"
+TRAINERS = ENGINES = 2
+_BLOCK_ROWS = 256  # of a check: its temporaries stay small
+_ODD = 2654435769 % (1 << 15) | 1
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """One tensor of a model: bfloat16, ``rows`` x ``cols``."""
+
+    name: str
+    rows: int
+    cols: int
+
+
+Model = tuple[Matrix, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """What one rank holds of a matrix: rows and columns from ``lo`` to below ``hi``, dense in a storage of its own."""
+
+    matrix: Matrix
+    lo: tuple[int, int]
+    hi: tuple[int, int]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.hi[0] - self.lo[0], self.hi[1] - self.lo[1]
+
+    def overlap(self, other: Shard) -> tuple[tuple[slice, slice], tuple[slice, slice]] | None:
+        """The common part as an index into this shard and one into ``other``; None where there is none."""
+        lo = max(self.lo[0], other.lo[0]), max(self.lo[1], other.lo[1])
+        hi = min(self.hi[0], other.hi[0]), min(self.hi[1], other.hi[1])
+        if lo[0] >= hi[0] or lo[1] >= hi[1]:
+            return None
+        return self.index(lo, hi), other.index(lo, hi)
+
+    def index(self, lo: tuple[int, int], hi: tuple[int, int]) -> tuple[slice, slice]:
+        """Where the part from ``lo`` to ``hi`` of the matrix is in this shard."""
+        rows, cols = ((low - start, high - start) for start, low, high in zip(self.lo, lo, hi, strict=True))
+        return slice(*rows), slice(*cols)
+
+
+def model(name: str) -> Model:
+    """``big``: one 8192 x 8192 matrix (134 MB). ``small``: 24 of mixed shapes (1 MB)."""
+    if name == "big":
+        return (Matrix("weight", 8192, 8192),)
+    shapes = {"attention": (192, 192), "up": (256, 96), "down": (96, 256), "norm": (192, 1)}
+    return tuple(Matrix(f"layer{i}.{part}", *shape) for i in range(6) for part, shape in shapes.items())
+
+
+def nbytes(model: Model) -> int:
+    """Bytes of the whole model."""
+    return sum(matrix.rows * matrix.cols * 2 for matrix in model)
+
+
+def whole(matrix: Matrix) -> Shard:
+    """All of a matrix."""
+    return Shard(matrix, (0, 0), (matrix.rows, matrix.cols))
+
+
+def trainer_shards(model: Model, rank: int) -> list[Shard]:
+    """Trainers split the rows."""
+    shards = []
+    for matrix in model:
+        lo, hi = _part(matrix.rows, rank, TRAINERS)
+        shards.append(Shard(matrix, (lo, 0), (hi, matrix.cols)))
+    return shards
+
+
+def engine_shards(model: Model, rank: int) -> list[Shard]:
+    """Engines split the columns; a single column is held by all of them."""
+    shards = []
+    for matrix in model:
+        lo, hi = _part(matrix.cols, rank, ENGINES) if matrix.cols > 1 else (0, 1)
+        shards.append(Shard(matrix, (0, lo), (matrix.rows, hi)))
+    return shards
+
+
+def _part(size: int, rank: int, world: int) -> tuple[int, int]:
+    return size * rank // world, size * (rank + 1) // world
+
+
+def layout(model: Model, shards: list[Shard]) -> Layout:
+    """The rank's layout: one storage a matrix, row-major."""
+    tensors = {matrix.name: ((matrix.rows, matrix.cols), DTYPE) for matrix in model}
+    storages = {s.matrix.name: (s.shape[0] * s.shape[1], DTYPE) for s in shards}
+    pieces = [Piece(s.matrix.name, Box(s.lo, s.hi), s.matrix.name, 0, (s.shape[1], 1)) for s in shards]
+    return Layout.from_pieces(tensors, storages, pieces)
+
+
+def fill(shard: Shard, step: int, out: Tensor) -> None:
+    """Write the values of ``step`` into ``out``, bfloat16 of the shard's shape. They are any bits, NaN among them."""
+    rows, cols = _seeds(shard, step)
+    torch.bitwise_xor(rows[:, None], cols[None, :], out=out.view(torch.int16))
+
+
+def exact(shard: Shard, step: int, found: Tensor) -> bool:
+    """Whether ``found`` holds the values of ``step``, bit for bit."""
+    rows, cols = _seeds(shard, step)
+    bits = found.view(torch.int16)
+    starts = range(0, shard.shape[0], _BLOCK_ROWS)
+    return all(torch.equal(bits[i : i + _BLOCK_ROWS], rows[i : i + _BLOCK_ROWS, None] ^ cols[None, :]) for i in starts)
+
+
+def _seeds(shard: Shard, step: int) -> tuple[Tensor, Tensor]:
+    """A random number for each row and column; every step changes those of the rows."""
+    matrix = shard.matrix
+    random = torch.Generator().manual_seed(sum(matrix.name.encode()))
+    rows = torch.randint(-(1 << 15), 1 << 15, (matrix.rows,), generator=random, dtype=torch.int16)
+    cols = torch.randint(-(1 << 15), 1 << 15, (matrix.cols,), generator=random, dtype=torch.int16)
+    return rows[shard.lo[0] : shard.hi[0]] + (step * _ODD) % (1 << 15), cols[shard.lo[1] : shard.hi[1]]
