@@ -88,7 +88,10 @@ class Attempt:
     def _ready(self, key: str, source: str) -> None:
         waits = any(b.stage == 1 and b.src == source for b in self._programs[key].receives())
         rank = self._driver.context.ranks.get(source)
-        word = rank.loan_word(self.publication) if rank else None
+        if rank and source in self._mates:
+            word = rank.own_word  # not whole yet, but what the plan lets mates read has landed
+        else:
+            word = rank.loan_word(self.publication) if rank else None
         if not waits or rank is None or word is None or (key, source) in self._told_ready:
             return
         self._told_ready.add((key, source))
