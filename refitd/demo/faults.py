@@ -17,7 +17,7 @@ from refitd.demo.parties import Client
 
 VICTIMS = ("trainer", "engine", "mover", "daemon", "node", "sources")
 PLANTS = ("skip-trailer", "early-apply")
-STRUCK_STEP = 2
+STRUCK_REFIT = 2
 STOP_SECONDS = 15.0
 RESTART_SECONDS = 1.0
 
