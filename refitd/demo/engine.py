@@ -21,6 +21,7 @@ from refitd.hook.messages import Ticket
 from refitd.hook.wire import Connection, Message
 
 POLL_SECONDS = 0.004
+SERVE_SECONDS = 0.04
 RECEIVE_SECONDS = 60.0
 
 
@@ -34,28 +35,26 @@ class EngineBody:
             job=options["job"], replica=options["replica"], rank=options["rank"], world_size=options["world"]
         )
         self.hook.register(engine_layout(spec, options["rank"]), mode=options["mode"])
-        self.serving = False
+        self.serving, self._due = False, 0.0
         self._served: tuple[int, str] | None = None
         self._forwarded: Ticket | None = None
 
     def loop(self) -> None:
         """Serve until the driver hangs up (EOFError)."""
         self._tell("ready")
-        rest = POLL_SECONDS
         while True:
             try:
-                command, _fds = self._driver.receive(timeout=rest)
+                command, _fds = self._driver.receive(timeout=POLL_SECONDS)
                 self._obey(command)
             except TimeoutError:
-                rest = max(POLL_SECONDS, 8 * self._turn())
+                self._turn()
 
-    def _turn(self) -> float:
-        """One step of the engine and its boundary; returns the seconds that it took."""
-        began = time.monotonic()
-        if self.serving and not self.hook.dirty:
+    def _turn(self) -> None:
+        """A step of the engine, where one is due, and its boundary."""
+        if self.serving and not self.hook.dirty and time.monotonic() >= self._due:
             self._serve()
+            self._due = time.monotonic() + SERVE_SECONDS
         self._ask()
-        return time.monotonic() - began
 
     def _serve(self) -> None:
         step = self.hook.step
@@ -74,7 +73,7 @@ class EngineBody:
     def _obey(self, command: Message) -> None:
         match command["do"]:
             case "serve":
-                self.serving = True
+                self.serving, self._due = True, 0.0
                 self._turn()
             case "hold":
                 self.serving, self._served = False, None
