@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from refitd.daemon.mount import mount
+from refitd.daemon.rank import LocalRank
 from refitd.daemon.turn import Built
 from refitd.epoch.records import Lane, PubId
 from refitd.errors import TransportError
@@ -88,16 +89,17 @@ class Attempt:
     def _ready(self, key: str, source: str) -> None:
         waits = any(b.stage == 1 and b.src == source for b in self._programs[key].receives())
         rank = self._driver.context.ranks.get(source)
-        if rank and source in self._mates:
-            word = rank.own_word  # not whole yet, but what the plan lets mates read has landed
-        else:
-            word = rank.loan_word(self.publication) if rank else None
+        word = self._word_of(rank, mate=source in self._mates) if rank else None
         if not waits or rank is None or word is None or (key, source) in self._told_ready:
             return
         self._told_ready.add((key, source))
         reader = self._driver.context.ranks[key]
         mount(reader, rank, writable=False)
         self._built.handles[key].send({**self._head("ready"), "src": source, "word": word})
+
+    def _word_of(self, rank: LocalRank, mate: bool) -> int | None:
+        """A mate need not be whole: what the plan lets the others read of it has landed."""
+        return rank.own_word if mate else rank.loan_word(self.publication)
 
     def _run(self, key: str, resend: bool) -> None:
         ranks, program = self._driver.context.ranks, self._programs[key]
