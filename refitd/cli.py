@@ -109,7 +109,7 @@ def _status_text(answer: dict[str, Any]) -> str:
         ]
         lines += [f"  lane {lane['replica']}: {lane['stage']} ({lane['why']})" for lane in job["lanes"]]
         lines += [
-            f"  replica {r['name']}: step {r['step']}, {'ready' if r['ready'] else 'not ready: ' + r['why']}, {r['mode']}"
+            f"  replica {r['name']}: step {r['step']}, {'ready' if r['ready'] else 'not ready: ' + r['why']}"
             for r in job["replicas"]
         ]
     return "\n".join(lines)
