@@ -1,0 +1,26 @@
+"""Real daemons for the end-to-end tests; one is shared by the tests of a module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from refitd.testing import LocalDaemon
+
+# A busy machine starts movers slowly; what is tested here is never how soon an offer is given up.
+PATIENT = {"timeouts.offer": 60.0}
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[LocalDaemon]:
+    """A daemon that all tests of the module leave unharmed."""
+    with LocalDaemon(config=PATIENT) as running:
+        yield running
+
+
+@pytest.fixture
+def own_daemon() -> Iterator[LocalDaemon]:
+    """A daemon that the test may hurt."""
+    with LocalDaemon(config=PATIENT) as running:
+        yield running
