@@ -59,7 +59,7 @@ class Mover:
     def _mount(self, message: Message, fds: list[int]) -> None:
         key = message["memory"]
         try:
-            self._memories[key] = mount(message, fds)
+            self._memories[key] = mount(message, fds, self._memories.get(key))
         except (ProtocolError, OSError) as error:
             self._memories.pop(key, None)
             self._send({"kind": "failed", "memory": key, "reason": f"{type(error).__name__}: {error}"})

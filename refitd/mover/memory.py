@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import mmap
+import os
 import resource
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -18,12 +20,13 @@ from refitd.plan.execute import Array, flat_array
 from refitd.plan.program import StorageRef
 
 _WORDS = PAGE_BYTES // 8
+Place = tuple[int, int, int, int, str, bool]  # device, inode, offset, nbytes, dtype, writable
 
 
 class Memory:
     """The mounted memory of rank ``key``. Mappings end with the last reference to this object and its arrays.
 
-    ``arrays`` maps storage names to flat arrays, read-only unless ``writable``.
+    ``arrays`` maps storage names to flat arrays, read-only unless ``writable``; ``places`` says what they map.
     """
 
     def __init__(
@@ -34,8 +37,9 @@ class Memory:
         page: NDArray[np.uint64],
         word_index: int,
         writable: bool,
+        places: Mapping[str, Place] = MappingProxyType({}),
     ) -> None:
-        self.key, self.arrays, self.writable = key, arrays, writable
+        self.key, self.arrays, self.writable, self.places = key, arrays, writable, places
         self._dtypes, self._page, self._word_index = dtypes, page, word_index
 
     @property
@@ -53,8 +57,12 @@ class Memory:
                 raise ProtocolError(f"storage {ref.name} of {self.key}", str((ref.dtype, ref.numel)), str(got))
 
 
-def mount(message: dict[str, Any], fds: Sequence[int]) -> Memory:
-    """Map what a ``mount`` message describes. ``fds`` stay the caller's. Raises ProtocolError."""
+def mount(message: dict[str, Any], fds: Sequence[int], present: Memory | None = None) -> Memory:
+    """Map what a ``mount`` message describes. ``fds`` stay the caller's. Raises ProtocolError.
+
+    What ``present`` maps of the same files in the same way is taken over: page by page, a new mapping costs more time
+    than the copy of the bytes.
+    """
     key, writable, index = message["memory"], message["writable"], message["word_index"]
     if not fds or not 0 <= index < _WORDS:
         raise ProtocolError("word_index", f"a control page and a word from 0 to {_WORDS - 1}", str(index))
@@ -62,13 +70,24 @@ def mount(message: dict[str, Any], fds: Sequence[int]) -> Memory:
     page = np.frombuffer(mmap.mmap(fds[-1], PAGE_BYTES, prot=mmap.PROT_READ), np.uint64)
     arrays: dict[str, Array] = {}
     dtypes: dict[str, str] = {}
+    places: dict[str, Place] = {}
     for storage in message["storages"]:
         name, fd = storage["name"], storage["fd"]
         if not 0 <= fd < len(fds) - 1:
             raise ProtocolError(f"storage {name} fd", f"an index below {len(fds) - 1}", str(fd))
-        arrays[name] = _map(name, fds[fd], storage["offset"], storage["nbytes"], storage["dtype"], writable)
         dtypes[name] = storage["dtype"]
-    return Memory(key, arrays, dtypes, page, index, writable)
+        places[name] = _place(fds[fd], storage["offset"], storage["nbytes"], storage["dtype"], writable)
+        if present is not None and present.places.get(name) == places[name]:
+            arrays[name] = present.arrays[name]
+        else:
+            arrays[name] = _map(name, fds[fd], storage["offset"], storage["nbytes"], storage["dtype"], writable)
+    return Memory(key, arrays, dtypes, page, index, writable, places)
+
+
+def _place(fd: int, offset: int, nbytes: int, dtype: str, writable: bool) -> Place:
+    """An inode's number names no other file for as long as the mapping of it lives."""
+    status = os.fstat(fd)
+    return status.st_dev, status.st_ino, offset, nbytes, dtype, writable
 
 
 def _map(name: str, fd: int, offset: int, nbytes: int, dtype: str, writable: bool) -> Array:
