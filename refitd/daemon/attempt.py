@@ -28,7 +28,8 @@ class Attempt:
         self.members = {slot.key for slot in lane.members if slot.node == driver.context.node}
         self._driver, self._lane, self._built = driver, lane, built
         self._mates = {slot.key for slot in lane.members}
-        self._programs: dict[str, Program] = {key: plan.program(key) for key in built.handles}
+        program = built.program if plan is built.plan else plan.program
+        self._programs: dict[str, Program] = {key: program(key) for key in built.handles}
         self._unfinished = set(built.handles)
         self._told_ready: set[tuple[str, str]] = set()
         self._verified: dict[str, list[int]] = {}

@@ -28,6 +28,7 @@ class Leading:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._offered_since: float | None = None
+        self._quiet = -1  # the picture (`View.changes`) for which nothing was left to decide
         self._coverage: dict[tuple[frozenset[str], frozenset[str]], bool] = {}
         self._log = structlog.get_logger().bind(job=job.job, node=job.node)
 
@@ -72,8 +73,13 @@ class Leading:
         """One round; False when there was nothing to write."""
         job = self._job
         view = job.agreement.view
-        await job.learn_layouts([slot for slot in view.slots().values() if not job.known_layout(slot.digest)])
+        if view.changes == self._quiet and self._offered_since is None:
+            return False
+        unknown = [slot for slot in view.slots().values() if not job.known_layout(slot.digest)]
+        await job.learn_layouts(unknown)
+        changes = view.changes
         writes = decide(view, self._grace_over(), self._covers)
+        self._quiet = changes if not writes and not unknown else -1
         assert view.leader is not None
         fence = CreateRevision(job.agreement.compare_path("leader"), view.leader.created)
         for write in writes:

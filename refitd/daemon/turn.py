@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from refitd.hook.memfd import create_document
 from refitd.mover.handle import MoverHandle
-from refitd.plan import Plan, make_plan
+from refitd.plan import Plan, Program, make_plan
 
 if TYPE_CHECKING:
     from refitd.daemon.lane import LaneDriver
@@ -30,6 +30,13 @@ class Built:
     waiting: set[str]
     verified: dict[str, list[int]] = field(default_factory=dict)
     stopped: dict[str, asyncio.Event] = field(default_factory=dict)
+    programs: dict[str, Program] = field(default_factory=dict)
+
+    def program(self, key: str) -> Program:
+        """What a rank does in the whole plan: the same in every attempt that has nothing to leave out."""
+        if key not in self.programs:
+            self.programs[key] = self.plan.program(key)
+        return self.programs[key]
 
     @property
     def ready(self) -> bool:
@@ -92,7 +99,7 @@ async def build_lane(driver: LaneDriver) -> Built:
     built = Built(driver.replica, driver.token, plan, handles, time.monotonic() + seconds, set(handles))
     places = {rank.key: rank.node for rank in (*sources, *members)}
     for key, handle in handles.items():
-        _send_build(driver, plan, handle, _edges(driver, places, key))
+        _send_build(driver, built.program(key), handle, _edges(driver, places, key))
     return built
 
 
@@ -114,10 +121,10 @@ def _edges(driver: LaneDriver, places: dict[str, str], key: str) -> tuple[list[d
 
 
 def _send_build(
-    driver: LaneDriver, plan: Plan, handle: MoverHandle, edges: tuple[list[dict[str, Any]], list[str]]
+    driver: LaneDriver, program: Program, handle: MoverHandle, edges: tuple[list[dict[str, Any]], list[str]]
 ) -> None:
     context = driver.context
-    fd = create_document("refitd-program", plan.program(handle.key).to_bytes())
+    fd = create_document("refitd-program", program.to_bytes())
     try:
         message = {
             "kind": "build", "lane": driver.replica, "token": driver.token, "rank": handle.key, "job": context.job,

@@ -56,6 +56,7 @@ class View:
     acks: dict[str, Stored[Ack]] = field(default_factory=dict)
     commits: dict[str, Stored[Commit]] = field(default_factory=dict)
     reports: dict[str, Stored[ReportRecord]] = field(default_factory=dict)
+    changes: int = field(default=0, compare=False)  # grows with every record that changes
 
     def put(self, key: str, data: bytes, created: int, revision: int) -> bool:
         """Take a record in; False where it is unknown or not newer. Raises ProtocolError on a broken one."""
@@ -68,6 +69,7 @@ class View:
             getattr(self, kind)[name] = stored
         else:
             setattr(self, kind, stored)
+        self.changes += 1
         return True
 
     def delete(self, key: str, revision: int) -> bool:
@@ -79,6 +81,7 @@ class View:
             del getattr(self, kind)[name]
         else:
             setattr(self, kind, None)
+        self.changes += 1
         return True
 
     def revision_of(self, key: str) -> int:
