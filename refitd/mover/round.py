@@ -81,7 +81,7 @@ class Round:
     def open(self) -> None:
         """Let the workers begin. Failpoints that come before the first bucket are reached here."""
         if self.incoming and failpoint("skip-trailer", role="mover", key=self.rank):
-            self._skipped = next(reversed(self.incoming))
+            self._skipped = max(self.incoming.values(), key=lambda bucket: bucket.nbytes).id
         if len(self.incoming or self.outgoing) == 1:
             self._failpoint_due = False
             failpoint("transfer", role="mover", key=self.rank)
