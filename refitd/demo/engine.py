@@ -9,11 +9,10 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import Any
 
 import refitd
 from refitd.demo.model import settle
-from refitd.demo.nursery import Options
+from refitd.demo.nursery import Options, tell
 from refitd.demo.shards import digest, engine_layout, engine_storages, raw
 from refitd.demo.weights import Spec
 from refitd.errors import RefitdError
@@ -41,7 +40,7 @@ class EngineBody:
 
     def loop(self) -> None:
         """Serve until the driver hangs up (EOFError)."""
-        self._tell("ready")
+        tell(self._driver, "ready")
         while True:
             try:
                 command, _fds = self._driver.receive(timeout=POLL_SECONDS)
@@ -60,7 +59,7 @@ class EngineBody:
         step = self.hook.step
         if step is not None and (served := (step, digest(self.storages))) != self._served:
             self._served = served
-            self._tell("serving", step=step, digest=served[1])
+            tell(self._driver, "serving", step=step, digest=served[1])
 
     def _ask(self) -> None:
         """Between two steps, ask for new weights (the lead is given a ticket); then wait for the driver's word."""
@@ -68,7 +67,7 @@ class EngineBody:
         if ticket is not None and ticket != self._forwarded:
             self._forwarded = ticket
             self.serving = False
-            self._tell("ticket", ticket=ticket.to_json())
+            tell(self._driver, "ticket", ticket=ticket.to_json())
 
     def _obey(self, command: Message) -> None:
         match command["do"]:
@@ -84,27 +83,30 @@ class EngineBody:
 
     def _switch(self, ticket: Ticket) -> None:
         self.serving, self._served = False, None
+        tell(self._driver, "switching", ticket=ticket.to_json())
         try:
-            if ticket.kind == "receive":
+            if self._has(ticket):
+                pass  # it came another way: by an earlier ticket, for a publication that replaced that one
+            elif ticket.kind == "receive":
                 ticket = self.hook.receive(ticket, self.storages, timeout=RECEIVE_SECONDS)
             else:
                 self.hook.apply(ticket, self.storages)
         except RefitdError as error:  # the lead asks again; a dirty rank stays out of service
             self._forwarded = None
-            self._tell("failed", why=f"{type(error).__name__}: {error}")
+            tell(self._driver, "failed", why=f"{type(error).__name__}: {error}")
         else:
-            self._tell("switched", ticket=ticket.to_json())
-            self._tell("held", step=ticket.step, digest=digest(self.storages))
+            tell(self._driver, "switched", ticket=ticket.to_json())
+            tell(self._driver, "held", step=ticket.step, digest=digest(self.storages))
+
+    def _has(self, ticket: Ticket) -> bool:
+        return not self.hook.dirty and self.hook.publication == (ticket.generation, ticket.revision)
 
     def _dump(self, path: Path) -> None:
         """All storages, in the order of their names, for the driver's comparison."""
         with path.open("wb") as out:
             for name in sorted(self.storages):
                 out.write(raw(self.storages[name]))
-        self._tell("dumped", path=str(path))
-
-    def _tell(self, event: str, **facts: Any) -> None:
-        self._driver.send({"event": event, "at": time.monotonic(), **facts})
+        tell(self._driver, "dumped", path=str(path))
 
 
 def run(options: Options, driver: Connection, spec: Spec) -> None:

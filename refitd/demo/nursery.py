@@ -6,10 +6,12 @@ Importing torch takes seconds; a fork takes milliseconds. The nursery itself nev
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import signal
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -62,6 +64,13 @@ class Nursery:
         """End the nursery and everything that it forked."""
         self._connection.close()
         os.waitpid(self.pid, 0)
+
+
+def tell(driver: Connection, event: str, **facts: Any) -> None:
+    """Say in a child what happened, to the driver and to the log; ``at`` is CLOCK_MONOTONIC."""
+    message = {"event": event, "at": time.monotonic(), **facts}
+    sys.stderr.write(json.dumps(message) + "\n")
+    driver.send(message)
 
 
 def _run_nursery(parent: int, connection: Connection, body: Body) -> NoReturn:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 import os
-import time
 from typing import Any
 
 import refitd
 from refitd.demo.model import Training, settle
-from refitd.demo.nursery import Options
+from refitd.demo.nursery import Options, tell
 from refitd.demo.shards import TRAINERS_PER_NODE, fill_shards, trainer_mesh, trainer_shards
 from refitd.demo.weights import Spec, Weights
 from refitd.hook.wire import Connection, Message
@@ -30,7 +29,7 @@ def run(options: Options, driver: Connection, spec: Spec, weights: Weights, ids:
         job=options["job"], run=options["run"], rank=options["rank"], world_size=options["world"]
     )
     trainer.register(refitd.Layout.from_tensors(shards))
-    driver.send({"event": "ready", "step": training.step})
+    tell(driver, "ready", step=training.step)
     while True:
         command, _fds = driver.receive()
         _step(command, driver, trainer, training, shards)
@@ -40,14 +39,14 @@ def _step(command: Message, driver: Connection, trainer: Any, training: Training
     step = int(command["step"])
     loss = training.advance(step)
     fill_shards(shards, training.weights)
-    _tell(driver, "publish", step=step, loss=None if math.isnan(loss) else loss)
+    tell(driver, "publish", step=step, loss=None if math.isnan(loss) else loss)
     offer = trainer.publish(step, shards)
     outcome = offer.released(timeout=command["release"])
-    _tell(driver, "released", step=step, outcome=str(outcome))
+    tell(driver, "released", step=step, outcome=str(outcome))
     if command.get("overwrite"):
         _overwrite(shards)
     report = offer.committed(timeout=command["commit"])
-    _tell(driver, "report", step=step, report=None if report is None else report.to_json())
+    tell(driver, "report", step=step, report=None if report is None else report.to_json())
 
 
 def _overwrite(shards: dict[str, Any]) -> None:
@@ -55,7 +54,3 @@ def _overwrite(shards: dict[str, Any]) -> None:
     for shard in shards.values():
         if shard.is_floating_point():
             shard.to_local().detach().fill_(1.0)
-
-
-def _tell(driver: Connection, event: str, **facts: Any) -> None:
-    driver.send({"event": event, "at": time.monotonic(), **facts})
