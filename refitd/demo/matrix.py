@@ -18,7 +18,7 @@ from refitd.demo.faults import PLANTS, VICTIMS
 from refitd.failpoints import PHASES
 
 SIGNALS = ("KILL", "STOP")
-RUN_SECONDS = 200
+DEADLINE_SECONDS = 150
 
 
 @dataclass(frozen=True)
@@ -65,15 +65,16 @@ def run(case: Case, refits: int, logs: Path | None = None) -> Outcome:
     """Run one case in a process of its own; logs go to a folder of its name in ``logs``."""
     began = time.monotonic()
     command = [sys.executable, "-m", "refitd.cli", "demo", "--json", "--refits", str(refits), *case.arguments]
+    command += ["--deadline", str(DEADLINE_SECONDS)]
     if logs is not None:
         command += ["--keep-logs", str(logs / case.name)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_SECONDS, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_SECONDS + 50, check=False)
         lines = done.stdout.strip().splitlines()
         result = json.loads(lines[-1]) if lines else {}
         why = judge(case, done.returncode, result)
     except subprocess.TimeoutExpired:
-        result, why = {}, f"not finished after {RUN_SECONDS} s"
+        result, why = {}, f"not finished after {DEADLINE_SECONDS + 50} s"
     except ValueError:
         result, why = {}, "no JSON on the last line"
     seconds = round(time.monotonic() - began, 1)
