@@ -162,7 +162,7 @@ class LaneDriver:
         elif name == "commit" and publication:
             await self._commit(publication)
         elif name == "committed" and publication:
-            self._committed(publication)
+            await self._committed(publication)
         self._check_deadline()
 
     async def _transfer(self, publication: PubId) -> None:
@@ -206,12 +206,33 @@ class LaneDriver:
             self._failures = 0
             self.context.metrics.refit("ok")
 
-    def _committed(self, publication: PubId) -> None:
+    async def _committed(self, publication: PubId) -> None:
         for rank in self.my_members():
             if rank.receiving and rank.lent_for == publication:
                 ticket = self.ticket("commit", publication)
                 if rank.told != (ticket.kind, publication, self.token):
                     self.tell(rank, ticket)
+            elif rank.lost(publication):
+                await self._void_commit(rank)
+
+    async def _void_commit(self, rank: LocalRank) -> None:
+        """A rank took its memory back before it heard of the commit: the replica has not got it, and must get it again.
+
+        Our ack must stop saying that everything is verified first, or the commit would only be reported again.
+        """
+        agreement, key = self.context.agreement, f"commits/{self.replica}"
+        ack = agreement.view.ack(self.replica, self.context.node)
+        if ack and ack.token == self.token and ack.phase in ("prepared", "verified"):
+            self.taken_back(rank)
+            return
+        guard = ModRevision(agreement.compare_path(f"lanes/{self.replica}"), self.token)
+        if await agreement.write(key, None, agreement.view.revision_of(key), guards=[guard]):
+            self._log.warning("commit_void", rank=rank.key, reason="it took its memory back before it heard of it")
+
+    def taken_back(self, rank: LocalRank) -> None:
+        """A receive was given up: whatever was said of that memory under this token is void."""
+        if self._preparer.prepared is not None:
+            self.fail((), f"{rank.key} took its memory back")
 
     def ticket(self, kind: str, publication: PubId) -> Ticket:
         """A ticket for this replica; ``commit`` stands for the receive ticket that ends with it."""

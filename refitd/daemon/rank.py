@@ -131,6 +131,13 @@ class LocalRank:
             return self.page.shadow_publication == publication
         return self.served == publication and self.receiving is None
 
+    def lost(self, publication: PubId) -> bool:
+        """Whether a commit of this replica did not reach the rank and cannot reach it any more."""
+        if self.shadowed or self.served >= publication:
+            return False
+        asked = PubId(self.receiving.generation, self.receiving.revision) if self.receiving else NO_PUBLICATION
+        return self.lent_for != publication and asked <= publication
+
     def fill(self, publication: PubId | None) -> None:
         """From here on the memory may change towards ``publication``; nothing that it held counts."""
         self.lent_for, self.complete, self.relending = publication, None, False

@@ -201,10 +201,17 @@ class Requests:
         return NOTHING
 
     async def _release(self, session: Session, message: Message, fds: Fds) -> Answer:
-        """The engine is about to move its weights: our movers let go of them first."""
+        """The engine is about to move its weights, or has given a receive up: our movers let go of its memory first."""
         del fds, message
         job, rank = self._rank(session, ENGINE)
+        lane = job.lanes.get(session.group)
+        if rank.receiving and lane:
+            lane.taken_back(rank)
+        if not rank.shadowed:
+            rank.receiving, rank.told = None, None
+            rank.fill(None)
         await job.movers.unmap(rank)
+        job.poke()
         return NOTHING
 
     def _check_ticket(self, session: Session, value: Any) -> Ticket:
