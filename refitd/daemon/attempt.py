@@ -105,7 +105,7 @@ class Attempt:
     def _run(self, key: str, resend: bool) -> None:
         ranks, program = self._driver.context.ranks, self._programs[key]
         own, handle = ranks[key], self._built.handles[key]
-        mount(own, own, writable=key in self.members)
+        mount(own, own, writable=not own.trains)  # an engine serves today what it receives into tomorrow
         words = {key: own.own_word}
         for source in {b.src for b in program.receives() if b.link == "peer" and b.stage == 0}:
             lender = ranks.get(source)
