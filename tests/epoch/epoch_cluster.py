@@ -1,0 +1,492 @@
+"""A cluster in memory without a clock: the real decisions, and a small model of what daemons and clients do with them.
+
+Ranks hold chunks of bytes, each marked with the weights it came from, so that a mix is seen. `steps` lists what could
+happen next; a test chooses, and every choice is checked against the invariants of the design.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from refitd.epoch.codec import encode
+from refitd.epoch.leader import Write, decide
+from refitd.epoch.records import Ack, Commit, Lane, Leader, Member, Offer, Offers, PubId, RankInfo, Slot
+from refitd.epoch.release import loan, published
+from refitd.epoch.stage import stage
+from refitd.epoch.view import View
+
+NONE = PubId(0, 0)
+Step = tuple[str, Callable[[], None]]
+
+
+def covers(_replica: str, digests: Iterable[str]) -> bool:
+    """Layouts are named after the halves of the model that they hold."""
+    return set("ab") <= set("".join(digests))
+
+
+@dataclass
+class Rank:
+    """A client process with its page and memory, and its mover (``life`` 0: none)."""
+
+    key: str
+    world: int
+    halves: str
+    incarnation: int = 1
+    life: int = 1
+    alive: bool = True
+    chunks: dict[str, int] = field(default_factory=dict)  # half -> the weights it holds
+    dirty: bool = False
+    served: PubId = NONE
+    # What the daemon knows, lost with it.
+    receiving: bool = False
+    lent_for: PubId | None = None
+    complete: PubId | None = None
+    offer: Offer | None = None
+    seq: int = 0
+
+    @property
+    def trains(self) -> bool:
+        return self.key.startswith("trainer/")
+
+    def forget(self) -> None:
+        self.receiving, self.lent_for, self.complete, self.offer = False, None, None, None
+
+    def holds(self, publication: PubId) -> bool:
+        serves = self.served == publication and not self.dirty
+        return self.complete == publication or (serves and not self.receiving)
+
+    def info(self) -> RankInfo:
+        side, group, rank = self.key.split("/")
+        return RankInfo(
+            self.key, side, group, int(rank), self.world, f"{self.key}#{self.incarnation}", self.halves,
+            side, self.life,
+        )  # fmt: skip
+
+
+@dataclass
+class Driver:
+    """One lane on one node, under the token that the node knows."""
+
+    token: int = 0
+    built: bool = False
+    prepared: PubId | None = None
+    declared: bool = False
+    edge: tuple[str, ...] = ()
+    failed: str = ""
+
+
+@dataclass
+class Node:
+    name: str
+    ranks: dict[str, Rank]
+    alive: bool = True
+    life: int = 1
+    drivers: dict[str, Driver] = field(default_factory=dict)
+
+
+class Cluster:
+    """All nodes and the store. Every method that changes something is one atomic step of one party."""
+
+    def __init__(self, nodes: dict[str, dict[str, tuple[int, str]]], shared_revisions: bool = True) -> None:
+        """``nodes``: name -> rank key -> (world, halves). Without shared revisions each key counts for itself."""
+        self.view, self.shared = View(), shared_revisions
+        self.counts: dict[str, int] = {}
+        self.data: dict[str, bytes] = {}  # the records as they were written
+        self.leases: dict[str, tuple[str, int]] = {}  # key -> node and life whose lease it is under
+        self.nodes = {
+            name: Node(name, {key: Rank(key, world, halves) for key, (world, halves) in ranks.items()})
+            for name, ranks in nodes.items()
+        }
+        self.weights: dict[PubId, int] = {}  # what each publication is made of
+        self.served: dict[str, PubId] = {}  # I3: the newest that each life of a replica's lead has served
+        for name in self.nodes:
+            self.join(name)
+
+    # The store.
+
+    def write(self, key: str, data: bytes | None, expected: int, owner: tuple[str, int] | None = None) -> bool:
+        if self.view.revision_of(key) != expected:
+            return False
+        counter = "" if self.shared else key
+        self.counts[counter] = revision = self.counts.get(counter, 0) + 1
+        self.leases.pop(key, None)
+        if data is None:
+            assert self.view.delete(key, revision)
+            del self.data[key]
+        else:
+            self.data[key] = data
+            assert self.view.put(key, data, self.view.created_of(key) or revision, revision)
+            if owner:
+                self.leases[key] = owner
+        return True
+
+    def expire(self, owner: tuple[str, int]) -> None:
+        """A lease ends: everything under it is gone at once."""
+        for key in [key for key, other in self.leases.items() if other == owner]:
+            self.write(key, None, self.view.revision_of(key))
+
+    def expired(self) -> list[tuple[str, int]]:
+        """Leases that nobody keeps any more."""
+        live = {(node.name, node.life) for node in self.nodes.values() if node.alive}
+        return sorted(set(self.leases.values()) - live)
+
+    # Membership.
+
+    def join(self, name: str) -> None:
+        """Write our member record; an old life's is removed first, as the same machine may."""
+        node = self.nodes[name]
+        key, stored = f"members/{name}", self.view.members.get(name)
+        if stored and stored.value.incarnation != str(node.life):
+            self.write(key, None, stored.revision)
+        infos = tuple(rank.info() for rank in sorted(node.ranks.values(), key=lambda rank: rank.key) if rank.alive)
+        record = Member(name, name, f"{name}:1", str(node.life), "boot", (1,), infos)
+        present = self.view.members.get(name)
+        if present is None or present.value != record:
+            self.write(key, encode(record), self.view.revision_of(key), (name, node.life))
+
+    def offers(self, node: Node) -> None:
+        mine = tuple(rank.offer for _key, rank in sorted(node.ranks.items()) if rank.offer)
+        stored = self.view.offers.get(node.name)
+        if mine != (stored.value.offers if stored else ()):
+            key = f"offers/{node.name}"
+            self.write(key, encode(Offers(mine)), self.view.revision_of(key), (node.name, node.life))
+
+    # The leader.
+
+    def leads(self) -> bool:
+        """Somebody who is alive leads."""
+        leader = self.view.leader
+        return bool(leader and self.is_life(leader.value.node, leader.value.incarnation))
+
+    def is_life(self, name: str, incarnation: str) -> bool:
+        node = self.nodes.get(name)
+        return bool(node and node.alive and str(node.life) == incarnation)
+
+    def campaign(self, name: str) -> None:
+        life = self.nodes[name].life
+        self.write("leader", encode(Leader(name, str(life))), 0, (name, life))
+
+    def decisions(self) -> list[Write]:
+        return decide(self.view, True, covers)
+
+    def carry_out(self, writes: list[Write], created: int) -> None:
+        """What a leader decided, maybe a while ago: fenced by its leadership, record by record."""
+        for write in writes:
+            if self.view.created_of("leader") != created or not self.write(write.key, write.data, write.expected):
+                return
+            self.decided(write)
+
+    def decided(self, write: Write) -> None:
+        newest = self.view.newest
+        if write.key == "publication" and newest and self.view.publication:
+            lent = {offer.key: offer for offer in self.view.publication.value.offers}
+            found = {r.chunks[h] for n in self.nodes.values() for r in n.ranks.values() if r.offer and
+                     lent.get(r.key) == r.offer for h in r.halves}  # fmt: skip
+            assert len(found) <= 1, f"a publication of several steps: {found}"
+            self.weights[newest] = found.pop() if found else -1
+
+    # What could happen next.
+
+    def steps(self) -> list[Step]:
+        """Steps without faults, those of the leader first; empty when everything has come to rest."""
+        found: list[Step] = []
+        if self.view.leader is None:
+            found += [
+                (f"{n} campaigns", lambda n=n: self.campaign(n)) for n in sorted(self.nodes) if self.nodes[n].alive
+            ]
+        elif self.leads() and (writes := self.decisions()):
+            created = self.view.created_of("leader")
+            found.append((f"decide {writes[0].key}", lambda: self.carry_out(writes[:1], created)))
+        for name in sorted(self.nodes):
+            step = self.node_step(self.nodes[name]) if self.nodes[name].alive else None
+            found += [step] if step else []
+        return found
+
+    def node_step(self, node: Node) -> Step | None:
+        """The next thing that a daemon has to do."""
+        for rank in node.ranks.values():
+            if rank.offer and (outcome := loan(self.view, rank.offer, 0.0, 1e9).outcome):
+                return f"{rank.key} {outcome}", lambda rank=rank: self.release(node, rank)
+        for replica in sorted(self.view.lanes):
+            step = self.lane_step(node, replica, self.view.lanes[replica].value)
+            if step:
+                return f"{node.name}/{replica} {step[0]}", step[1]
+        return None
+
+    def release(self, node: Node, rank: Rank) -> None:
+        rank.offer = None
+        self.offers(node)
+
+    def lane_step(self, node: Node, replica: str, lane: Lane) -> Step | None:
+        driver = node.drivers.setdefault(replica, Driver())
+        token = self.view.lanes[replica].revision
+        if driver.token != token:
+            return "turn", lambda: self.turn(node, replica, token)
+        if node.name not in lane.nodes:
+            return None
+        now = stage(self.view, replica)
+        step = self.act(node, driver, lane, now.name, now.publication)
+        return step or self.speak(node, driver, lane)
+
+    def turn(self, node: Node, replica: str, token: int) -> None:
+        lane = self.view.lanes[replica].value
+        mine = [slot for slot in (*lane.members, *lane.sources) if slot.node == node.name]
+        node.drivers[replica] = Driver(token, all(self.current(slot) for slot in mine))
+
+    def rank(self, slot: Slot) -> Rank | None:
+        return self.nodes[slot.node].ranks.get(slot.key)
+
+    def current(self, slot: Slot) -> bool:
+        rank = self.rank(slot)
+        return bool(rank and rank.alive and (rank.info().incarnation, rank.life) == (slot.incarnation, slot.mover))
+
+    def act(self, node: Node, driver: Driver, lane: Lane, name: str, target: PubId | None) -> Step | None:
+        if target is None or not driver.built or driver.failed:
+            return None
+        mine = [rank for slot in lane.members if slot.node == node.name and (rank := self.rank(slot)) and rank.alive]
+        if name == "prepare" and driver.prepared != target and self.can_prepare(node, lane, target):
+            return "prepare", lambda: self.prepare(driver, mine, target)
+        if name == "transfer" and driver.prepared == target and not driver.declared:
+            return self.transfer(driver, lane, mine, target)
+        if name == "commit" and lane.lead.node == node.name:
+            return "commit", lambda: self.commit(node, lane, target)
+        if name == "committed":
+            return self.follow(driver, lane, mine, target)
+        return None
+
+    def can_prepare(self, node: Node, lane: Lane, target: PubId) -> bool:
+        sources = [rank for slot in lane.sources if slot.node == node.name and (rank := self.rank(slot))]
+        return all(self.lends(rank, target) for rank in sources)
+
+    def lends(self, rank: Rank, target: PubId) -> bool:
+        if not rank.trains:
+            return rank.holds(target)
+        return bool(rank.offer and published(self.view, rank.offer) == target)
+
+    def prepare(self, driver: Driver, mine: list[Rank], target: PubId) -> None:
+        for rank in mine:
+            if not rank.holds(target) and not (rank.receiving and rank.lent_for == target):
+                rank.dirty, rank.receiving, rank.lent_for, rank.complete = True, True, target, None
+                rank.chunks = dict.fromkeys(rank.halves, -2)
+        driver.prepared, driver.declared = target, False
+
+    def transfer(self, driver: Driver, lane: Lane, mine: list[Rank], target: PubId) -> Step | None:
+        want = self.weights[target]
+        for rank in mine:
+            for half in rank.halves:
+                if not rank.holds(target) and rank.chunks[half] != want:
+                    return self.copy_step(driver, lane, rank, half, target)
+        return "verify", lambda: self.verify(driver, mine, target)
+
+    def copy_step(self, driver: Driver, lane: Lane, rank: Rank, half: str, target: PubId) -> Step | None:
+        slots = [slot for slot in lane.sources if half in slot.digest and self.current(slot)]
+        sources = [found for slot in slots if (found := self.rank(slot)) and self.nodes[slot.node].alive]
+        good = [source for source in sources if self.lends(source, target)]
+        if good:
+            return "copy", lambda: self.copy(driver, lane, good[0], rank, half)
+        if sources:  # its loan word has changed: a failed edge
+            return "fail", lambda: self.fail(driver, (sources[0].key, rank.key), "the loan word changed")
+        return None
+
+    def copy(self, driver: Driver, lane: Lane, source: Rank, rank: Rank, half: str) -> None:
+        assert driver.token == self.view.lanes[lane.replica].revision, "I5: bytes moved under an old token"
+        rank.chunks[half] = source.chunks[half]
+
+    def fail(self, driver: Driver, edge: tuple[str, ...], reason: str) -> None:
+        driver.edge, driver.failed = edge, reason
+
+    def verify(self, driver: Driver, mine: list[Rank], target: PubId) -> None:
+        for rank in mine:
+            rank.complete = target
+        driver.declared = True
+
+    def commit(self, node: Node, lane: Lane, target: PubId) -> None:
+        """The lead's hook takes the ticket, then the store is told: `follow` is the same step for its mates."""
+        lead = self.rank(lane.lead)
+        if lead is None or not all(self.view.slots().get(slot.key) == slot for slot in lane.members):
+            return
+        if lead.served != target:
+            self.serve(lead, target)
+            return
+        refit, token = self.view.refits[lane.replica].value, self.view.lanes[lane.replica].revision
+        self.check_commit(lane, target)
+        record = Commit(*target, refit.step, token, lane.incarnations)
+        self.write(f"commits/{lane.replica}", encode(record), self.view.revision_of(f"commits/{lane.replica}"))
+
+    def check_commit(self, lane: Lane, target: PubId) -> None:
+        for slot in lane.members:
+            rank = self.rank(slot)
+            assert rank is not None
+            if rank.alive:  # a death that nobody has noticed yet is no commit of a dead rank's bytes
+                assert rank.info().incarnation == slot.incarnation, f"I2: {slot.key} verified in another life"
+                assert set(rank.chunks.values()) == {self.weights[target]}, f"I2: {slot.key} was not whole"
+        acks = self.view.lane_acks(lane.replica, lane.nodes)
+        assert len({ack.digest for ack in acks if ack}) == 1, "I10: several plans in a lane"
+
+    def serve(self, rank: Rank, target: PubId) -> None:
+        assert set(rank.chunks.values()) == {self.weights[target]}, f"I1: {rank.key} serves a mix"
+        life = rank.info().incarnation
+        assert self.served.get(life, NONE) <= target, f"I3: {rank.key} goes back"
+        self.served[life] = rank.served = target
+        rank.dirty = rank.receiving = False
+        rank.lent_for = None
+
+    def follow(self, driver: Driver, lane: Lane, mine: list[Rank], target: PubId) -> Step | None:
+        for rank in mine:
+            if rank.receiving and rank.lent_for == target:
+                return "commit event", lambda rank=rank: self.serve(rank, target)
+            if rank.dirty or rank.served < target:
+                return self.void(driver, lane, rank)
+        return None
+
+    def void(self, driver: Driver, lane: Lane, rank: Rank) -> Step | None:
+        """A rank that missed its commit: first our ack is taken back, then the commit."""
+        if driver.prepared is not None:
+            return ("taken back", lambda: self.fail(driver, (), "taken back")) if not driver.failed else None
+        key = f"commits/{lane.replica}"
+        return "void", lambda: self.write(key, None, self.view.revision_of(key)) and None
+
+    def speak(self, node: Node, driver: Driver, lane: Lane) -> Step | None:
+        ack = self.ack(node, driver, lane)
+        key = f"acks/{lane.replica}/{node.name}"
+        if ack is None or self.view.ack(lane.replica, node.name) == ack or f"members/{node.name}" not in self.leases:
+            return None
+        return f"ack {ack.phase}", lambda: self.say(node, driver, lane.replica, key, ack)
+
+    def say(self, node: Node, driver: Driver, replica: str, key: str, ack: Ack) -> None:
+        assert self.view.lanes[replica].revision == driver.token, "I4: an ack under an old token"
+        self.write(key, encode(ack), self.view.revision_of(key), (node.name, node.life))
+
+    def ack(self, node: Node, driver: Driver, lane: Lane) -> Ack | None:
+        keys = [slot.key for slot in lane.members if slot.node == node.name]
+        mine = [node.ranks[key] for key in keys if node.ranks[key].alive]
+        served = min((NONE if rank.dirty else rank.served for rank in mine), default=NONE)
+        digest = "+".join(slot.key for slot in (*lane.members, *lane.sources))
+        if driver.failed:
+            return Ack(driver.token, digest, "failed", 0, 0, {}, served, driver.edge, driver.failed)
+        if not driver.built:
+            return None
+        if driver.prepared is None:
+            return Ack(driver.token, digest, "built", 0, 0, {}, served)
+        return Ack(driver.token, digest, "verified" if driver.declared else "prepared", *driver.prepared, {}, served)
+
+    # Faults, and what people do.
+
+    def publish(self, node: str, key: str, step: int) -> None:
+        """A trainer changes its weights (its loan word first) and offers them."""
+        rank = self.nodes[node].ranks[key]
+        run = key.split("/")[1]
+        rank.seq += 1
+        rank.chunks = dict.fromkeys(rank.halves, self.weight(run, step))
+        rank.offer = Offer(key, rank.info().incarnation, run, rank.seq, step) if self.nodes[node].alive else None
+        if self.nodes[node].alive:
+            self.offers(self.nodes[node])
+
+    def weight(self, run: str, step: int) -> int:
+        return int(run.removeprefix("run")) * 1000 + step
+
+    def withdraw(self, node: str, key: str) -> None:
+        """The trainer stops waiting: SKIPPED, and its memory may change."""
+        self.nodes[node].ranks[key].offer = None
+        self.offers(self.nodes[node])
+
+    def kill_daemon(self, name: str) -> None:
+        """The daemon and its movers are gone; its clients live, and so do its records until their lease ends."""
+        node = self.nodes[name]
+        node.alive, node.drivers = False, {}
+        for rank in node.ranks.values():
+            rank.forget()
+            rank.life = 0
+
+    def start_daemon(self, name: str) -> None:
+        node = self.nodes[name]
+        node.alive, node.life = True, node.life + 1
+        for rank in node.ranks.values():
+            rank.life = node.life * 10
+        self.join(name)
+
+    def kill_node(self, name: str) -> None:
+        for key in self.nodes[name].ranks:
+            self.kill_rank(name, key)
+        self.kill_daemon(name)
+
+    def kill_rank(self, name: str, key: str) -> None:
+        """A client dies, and its mover with its registration."""
+        node = self.nodes[name]
+        old = node.ranks[key]
+        fresh = Rank(key, old.world, old.halves, old.incarnation, 0, False, dict.fromkeys(old.halves, -2))
+        fresh.seq = old.seq
+        node.ranks[key] = fresh
+        if node.alive:
+            self.join(name)
+            self.offers(node)
+
+    def start_rank(self, name: str, key: str) -> None:
+        """A new process registers; only a live daemon gives it a mover."""
+        node, rank = self.nodes[name], self.nodes[name].ranks[key]
+        rank.alive, rank.incarnation = True, rank.incarnation + 1
+        rank.life = node.life * 10 + rank.incarnation if node.alive else 0
+        if node.alive:
+            self.join(name)
+
+    def kill_mover(self, name: str, key: str) -> None:
+        """It is started again at once; what lay in the lent memory stays there."""
+        self.nodes[name].ranks[key].life += 1
+        self.join(name)
+
+    def fail_edge(self, name: str, replica: str) -> None:
+        """A destination's node suspects an edge of its lane."""
+        driver, lane = self.nodes[name].drivers.get(replica), self.view.lanes.get(replica)
+        if driver and lane and lane.revision == driver.token and name in lane.value.member_nodes and driver.built:
+            member = next(slot for slot in lane.value.members if slot.node == name)
+            self.fail(driver, (lane.value.sources[0].key, member.key), "no progress")
+
+    # The end.
+
+    def settle(self, limit: int = 600) -> int:
+        """Step until nothing is left to do; how many steps that took. Leases of the dead end when all is quiet."""
+        for count in range(limit):
+            steps = self.steps()
+            if steps:
+                steps[count % len(steps)][1]()
+            elif self.expired():
+                self.expire(self.expired()[0])
+            else:
+                return count
+        raise AssertionError(f"I7: not at rest after {limit} steps; next {[name for name, _ in self.steps()]}")
+
+    def lagging(self) -> list[str]:
+        """Ranks of whole replicas that do not serve the newest publication."""
+        newest, slots = self.view.newest, self.view.slots()
+        whole = [ranks for ranks in self.view.replicas().values() if len(ranks) == ranks[next(iter(ranks))].world]
+        keys = [info.key for ranks in whole for info in ranks.values()]
+        found = [rank for slot in slots.values() if slot.key in keys and (rank := self.rank(slot))]
+        return [rank.key for rank in found if rank.dirty or rank.served != newest]
+
+    def clone(self) -> Cluster:
+        """A copy that shares the records, which nobody changes."""
+        other = copy.copy(self)
+        other.view = copy.copy(self.view)
+        for table in ("members", "offers", "lanes", "refits", "acks", "commits", "reports"):
+            setattr(other.view, table, dict(getattr(self.view, table)))
+        other.counts, other.data, other.leases = dict(self.counts), dict(self.data), dict(self.leases)
+        other.weights, other.served = dict(self.weights), dict(self.served)
+        other.nodes = {name: copy_node(node) for name, node in self.nodes.items()}
+        return other
+
+    @property
+    def state(self) -> int:
+        """Equal for clusters that cannot be told apart any more (where revisions are counted by key)."""
+        facts = tuple((key, self.counts[key], data, self.leases.get(key)) for key, data in sorted(self.data.items()))
+        return hash((facts, tuple(sorted(self.counts.items())), repr(self.nodes)))
+
+
+def copy_node(node: Node) -> Node:
+    ranks = {}
+    for key, rank in node.ranks.items():
+        ranks[key] = copy.copy(rank)
+        ranks[key].chunks = dict(rank.chunks)
+    drivers = {replica: copy.copy(driver) for replica, driver in node.drivers.items()}
+    return Node(node.name, ranks, node.alive, node.life, drivers)

@@ -1,0 +1,138 @@
+"""Every state of a small cluster, and the death of any one party in each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from epoch_cluster import Cluster
+
+TRAINER, LEAD, MATE = "trainer/run1/0", "engine/r0/0", "engine/r0/1"
+PLACES = {"t0": TRAINER, "e0": LEAD, "e1": MATE}
+
+
+def small() -> Cluster:
+    """One trainer node and a replica of two ranks on two nodes, with the first publication on its way."""
+    cluster = Cluster(
+        {"t0": {TRAINER: (1, "ab")}, "e0": {LEAD: (2, "a")}, "e1": {MATE: (2, "b")}}, shared_revisions=False
+    )
+    cluster.publish("t0", TRAINER, 1)
+    cluster.campaign("e0")
+    return cluster
+
+
+def with_a_second_publication() -> Cluster:
+    """The same cluster after its first refit, with the second publication on its way."""
+    cluster = small()
+    cluster.settle()
+    cluster.publish("t0", TRAINER, 2)
+    return cluster
+
+
+def every_death() -> dict[str, Callable[[Cluster], None]]:
+    """One death of each party, and one suspicion of each edge."""
+    deaths: dict[str, Callable[[Cluster], None]] = {}
+    for node, key in PLACES.items():
+        deaths[f"daemon {node}"] = lambda c, n=node: c.kill_daemon(n)
+        deaths[f"node {node}"] = lambda c, n=node: c.kill_node(n)
+        deaths[f"rank {key}"] = lambda c, n=node, k=key: c.kill_rank(n, k)
+        deaths[f"mover {key}"] = lambda c, n=node, k=key: c.kill_mover(n, k)
+    deaths["edge to e0"] = lambda c: c.fail_edge("e0", "r0")
+    deaths["edge to e1"] = lambda c: c.fail_edge("e1", "r0")
+    deaths["offer withdrawn"] = lambda c: c.withdraw("t0", TRAINER)
+    return deaths
+
+
+DEATHS = every_death()
+
+
+# After these the lane is built anew, and the orders of all that are too many: one fair order each is tried.
+REBUILT = [name for name in DEATHS if name.startswith(("mover", "edge"))]
+STARTS = [small, with_a_second_publication]
+
+
+def reachable(*starts: Cluster) -> Iterator[Cluster]:
+    """All states that steps lead to, in whatever order; the leader's own steps come at once."""
+    seen, todo = {start.state for start in starts}, list(starts)
+    while todo:
+        cluster = todo.pop()
+        steps = cluster.steps()
+        urgent = [i for i, (name, _act) in enumerate(steps) if name.startswith("decide")]
+        for i in urgent or range(len(steps)):
+            after = cluster.clone()
+            after.steps()[i][1]()
+            if after.state not in seen:
+                seen.add(after.state)
+                todo.append(after)
+        yield cluster
+
+
+def after_death(start: Cluster, death: str) -> list[Cluster]:
+    """All different states in which the death has just happened."""
+    found = {}
+    for cluster in reachable(start):
+        DEATHS[death](cluster)
+        found[cluster.state] = cluster
+    return list(found.values())
+
+
+RECOVERS: set[int] = set()  # states from which it was seen
+
+
+def recovers(cluster: Cluster) -> None:
+    """Once faults stop: everybody is back, the trainer publishes again, and every rank serves that."""
+    for name, key in PLACES.items():
+        if not cluster.nodes[name].alive:
+            cluster.start_daemon(name)
+        if not cluster.nodes[name].ranks[key].alive:
+            cluster.start_rank(name, key)
+    while cluster.expired():
+        cluster.expire(cluster.expired()[0])
+    path = list(steps_to_rest(cluster))
+    if cluster.state not in RECOVERS:
+        if cluster.nodes["t0"].ranks[TRAINER].offer is None:
+            cluster.publish("t0", TRAINER, 9)
+        path += steps_to_rest(cluster)
+    assert cluster.state in RECOVERS or cluster.lagging() == [], "I7"
+    RECOVERS.update(path)
+
+
+def steps_to_rest(cluster: Cluster, limit: int = 300) -> Iterator[int]:
+    """The states that one fair order of steps goes through, until nothing is left to do or the rest is known."""
+    for count in range(limit):
+        yield cluster.state
+        steps = cluster.steps()
+        if not steps or cluster.state in RECOVERS:
+            return
+        steps[count % len(steps)][1]()
+    raise AssertionError("I7: it does not come to rest")
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_every_order_of_steps_ends_with_the_newest_publication(start: Callable[[], Cluster]) -> None:
+    """Without faults there is one kind of end: all serve the newest, and the trainer has its memory back."""
+    ends = [cluster for cluster in reachable(start()) if not cluster.steps()]
+    assert ends
+    for end in ends:
+        assert end.lagging() == []
+        assert end.nodes["t0"].ranks[TRAINER].offer is None
+
+
+@pytest.mark.parametrize("death", [name for name in DEATHS if name not in REBUILT])
+@pytest.mark.parametrize("start", STARTS)
+def test_after_any_death_in_any_state_every_order_of_steps_recovers(start: Callable[[], Cluster], death: str) -> None:
+    """All invariants hold on every way to rest, and from there the cluster recovers."""
+    ends = [cluster for cluster in reachable(*after_death(start(), death)) if not cluster.steps()]
+    assert ends
+    for end in ends:
+        recovers(end)
+
+
+@pytest.mark.parametrize("death", REBUILT)
+@pytest.mark.parametrize("start", STARTS)
+def test_after_any_rebuild_in_any_state_the_cluster_recovers(start: Callable[[], Cluster], death: str) -> None:
+    """The same where a mover dies or an edge fails: the lane turns and goes on."""
+    states = after_death(start(), death)
+    assert states
+    for state in states:
+        recovers(state)

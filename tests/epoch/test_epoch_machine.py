@@ -1,0 +1,144 @@
+"""Two trainer nodes and two replicas under any order of steps, delays and faults; the invariants by name."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+from epoch_cluster import Cluster
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from refitd.epoch.leader import Write
+
+NODES = {
+    "t0": {"trainer/run1/0": (2, "a")},
+    "t1": {"trainer/run1/1": (2, "b")},
+    "e0": {"engine/r0/0": (2, "a"), "engine/r0/1": (2, "b"), "engine/r1/0": (2, "a")},
+    "e1": {"engine/r1/1": (2, "b")},
+}
+PLACES = [(node, key) for node, ranks in NODES.items() for key in ranks]
+TRAINERS = [place for place in PLACES if place[0].startswith("t")]
+PICK = st.integers(0, 1 << 16)
+
+
+class Machine(RuleBasedStateMachine):
+    """Faults at any moment; `teardown` stops them and demands I7."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cluster = Cluster(NODES)
+        self.training = 0
+        self.late: tuple[list[Write], int] = ([], 0)
+
+    @initialize()
+    def first_publication(self) -> None:
+        self.publish_all()
+
+    def publish_all(self) -> None:
+        """Every living trainer goes on to the same next step."""
+        self.training += 1
+        for node, key in TRAINERS:
+            if self.cluster.nodes[node].ranks[key].alive:
+                self.cluster.publish(node, key, self.training)
+
+    @rule(picks=st.lists(PICK, min_size=1, max_size=12))
+    def go_on(self, picks: list[int]) -> None:
+        """Some steps, in an order that the test chooses."""
+        for pick in picks:
+            steps = self.cluster.steps()
+            if steps:
+                steps[pick % len(steps)][1]()
+
+    @precondition(lambda self: self.cluster.leads())
+    @rule()
+    def decide_and_wait(self) -> None:
+        """A leader has decided, and is slow to write."""
+        self.late = self.cluster.decisions(), self.cluster.view.created_of("leader")
+
+    @rule()
+    def write_late(self) -> None:
+        """What it decided then arrives now; guards must hold off what no longer fits."""
+        self.cluster.carry_out(*self.late)
+
+    @rule()
+    def publish(self) -> None:
+        self.publish_all()
+
+    @rule(pick=PICK)
+    def skip(self, pick: int) -> None:
+        """A trainer stops waiting."""
+        node, key = TRAINERS[pick % len(TRAINERS)]
+        if self.cluster.nodes[node].alive:
+            self.cluster.withdraw(node, key)
+
+    @rule(name=st.sampled_from(sorted(NODES)), whole=st.booleans())
+    def kill(self, name: str, whole: bool) -> None:
+        """A daemon dies, or its whole node."""
+        if self.cluster.nodes[name].alive:
+            (self.cluster.kill_node if whole else self.cluster.kill_daemon)(name)
+
+    @rule(name=st.sampled_from(sorted(NODES)))
+    def start(self, name: str) -> None:
+        """The daemon is started again, maybe before its old lease has ended."""
+        if not self.cluster.nodes[name].alive:
+            self.cluster.start_daemon(name)
+
+    @rule()
+    def lease_ends(self) -> None:
+        """The store notices a death."""
+        for owner in self.cluster.expired()[:1]:
+            self.cluster.expire(owner)
+
+    @rule(place=st.sampled_from(PLACES))
+    def kill_rank(self, place: tuple[str, str]) -> None:
+        if self.cluster.nodes[place[0]].ranks[place[1]].alive:
+            self.cluster.kill_rank(*place)
+
+    @rule(place=st.sampled_from(PLACES))
+    def start_rank(self, place: tuple[str, str]) -> None:
+        """A restarted client, or one that joins."""
+        if not self.cluster.nodes[place[0]].ranks[place[1]].alive:
+            self.cluster.start_rank(*place)
+
+    @rule(place=st.sampled_from(PLACES))
+    def kill_mover(self, place: tuple[str, str]) -> None:
+        node = self.cluster.nodes[place[0]]
+        if node.alive and node.ranks[place[1]].alive:
+            self.cluster.kill_mover(*place)
+
+    @rule(name=st.sampled_from(["e0", "e1"]), replica=st.sampled_from(["r0", "r1"]))
+    def suspect(self, name: str, replica: str) -> None:
+        """An edge makes no progress."""
+        self.cluster.fail_edge(name, replica)
+
+    @invariant()
+    def i1_nobody_serves_a_mix(self) -> None:
+        for node in self.cluster.nodes.values():
+            for rank in node.ranks.values():
+                if rank.served.revision and not rank.dirty and not rank.trains:
+                    assert set(rank.chunks.values()) == {self.cluster.weights[rank.served]}, f"I1: {rank.key}"
+
+    @invariant()
+    def i3_publications_only_go_forward(self) -> None:
+        for replica, stored in self.cluster.view.commits.items():
+            assert stored.value.id in self.cluster.weights, f"I3: {replica} committed what was never published"
+
+    def teardown(self) -> None:
+        """I7: faults stop, everybody returns, trainers go on: every replica reaches the newest publication."""
+        cluster = self.cluster
+        for name, node in cluster.nodes.items():
+            if not node.alive:
+                cluster.start_daemon(name)
+            for key in [key for key, rank in node.ranks.items() if not rank.alive]:
+                cluster.start_rank(name, key)
+        cluster.settle()
+        if not all(cluster.nodes[node].ranks[key].offer for node, key in TRAINERS) or cluster.lagging():
+            self.publish_all()
+        cluster.settle()
+        assert cluster.lagging() == [], "I7"
+
+
+Machine.TestCase.settings = settings(
+    max_examples=60, stateful_step_count=25, deadline=None, derandomize=True, database=None,
+    suppress_health_check=list(HealthCheck),
+)  # fmt: skip
+TestCluster = Machine.TestCase
