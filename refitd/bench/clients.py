@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from refitd.bench.models import (
-    DTYPE,
     ENGINES,
     TRAINERS,
     Model,
@@ -101,6 +100,3 @@ class EngineParty:
 
     def close(self) -> None:
         self._engine.close()
-
-
-__all__ = ["DTYPE", "EngineParty", "TrainerParty"]

@@ -6,7 +6,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from refitd.bench.clients import JOB, REPLICA
 from refitd.bench.models import ENGINES, TRAINERS
@@ -54,36 +56,32 @@ class Daemon:
         """Return when the lane from all trainers to all engines is built. Raises BenchFailed."""
         self._wait("no lane", self._lane_is_built)
 
-    def _wait(self, what: str, condition: object) -> None:
-        assert callable(condition)
+    def _wait(self, what: str, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + START_SECONDS
         while not condition():
             if self._process.poll() is not None or time.monotonic() > deadline:
                 raise BenchFailed(f"the daemon: {what}: {self.log()}")
             time.sleep(0.05)
 
-    def _job(self) -> dict[str, object] | None:
+    def _job(self) -> dict[str, Any] | None:
         try:
-            jobs: dict[str, dict[str, object]] = ask("status", self.socket)["jobs"]
+            jobs: dict[str, dict[str, Any]] = ask("status", self.socket)["jobs"]
         except DaemonUnavailable:
             return None
         return jobs.get(JOB, {})
 
     def _lane_is_built(self) -> bool:
         lanes = (self._job() or {}).get("lanes", [])
-        assert isinstance(lanes, list)
-        lane = next((lane for lane in lanes if lane["replica"] == REPLICA), None)
-        whole = lane is not None and (len(lane["sources"]), len(lane["members"])) == (TRAINERS, ENGINES)
-        return whole and lane["stage"] == "idle"
+        open_ones = [lane for lane in lanes if lane["replica"] == REPLICA and lane["stage"] == "idle"]
+        return any((len(lane["sources"]), len(lane["members"])) == (TRAINERS, ENGINES) for lane in open_ones)
 
     def look(self) -> None:
         """Note the peaks of the memory of the daemon, its fork server and its movers so far."""
         pid = self._process.pid
-        self.peaks = {"daemon": peak_bytes(pid)}
-        for server in children(pid):
-            self.peaks["forkserver"] = peak_bytes(server)
-            for number, mover in enumerate(children(server)):
-                self.peaks[f"mover{number}"] = peak_bytes(mover)
+        self.peaks = {"daemon": peak_bytes(pid), "forkserver": sum(map(peak_bytes, children(pid)))}
+        for rank in (self._job() or {}).get("ranks", []):
+            side, _group, number = rank["key"].split("/")
+            self.peaks[f"mover_{side}{number}"] = peak_bytes(rank["mover"])
 
     def log(self) -> str:
         """The end of what it said."""

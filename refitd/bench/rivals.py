@@ -95,17 +95,22 @@ class SendRecv(_Gloo):
                 part.copy_(self._weights[at][common])
                 sends.append(dist.isend(_raw(part), TRAINERS + peer, tag=at))
             for work in sends:
-                work.wait()
+                _wait(work)
             return
         receives = [dist.irecv(_raw(part), peer, tag=at) for peer, at, _common, part in self._parts]
         for work, (_peer, at, common, part) in zip(receives, self._parts, strict=True):
-            work.wait()
+            _wait(work)
             self._weights[at][common].copy_(part)
 
 
 def _agreed(mine: Shard, other: Shard) -> tuple[slice, slice] | None:
     both = mine.overlap(other)
     return None if both is None else both[0]
+
+
+def _wait(work: dist.Work | None) -> None:
+    assert work is not None  # it is only for ranks outside of the group
+    work.wait()
 
 
 def _raw(tensor: Tensor) -> Tensor:
