@@ -1,0 +1,160 @@
+"""Records to bytes and back, and the view that is made of them."""
+
+from __future__ import annotations
+
+import json
+
+import hypothesis.strategies as st
+import pytest
+from epoch_records import T0, Book, info
+from hypothesis import given, settings
+
+from refitd.epoch.codec import decode, encode
+from refitd.epoch.records import Ack, Exclusion, Lane, Leader, Member, Offer, Offers, ReportRecord, Slot, check_name
+from refitd.epoch.view import View
+from refitd.errors import InputError, ProtocolError
+
+TEXT, COUNT = st.text(max_size=8), st.integers(0, 1 << 62)
+SLOTS = st.builds(Slot, TEXT, TEXT, COUNT, TEXT, COUNT, TEXT)
+LANES = st.builds(
+    Lane, TEXT, st.lists(SLOTS, max_size=2).map(tuple), st.lists(SLOTS, max_size=2).map(tuple),
+    st.just(()), st.lists(st.builds(Exclusion, SLOTS, st.booleans(), TEXT), max_size=2).map(tuple), TEXT,
+)  # fmt: skip
+ACKS = st.builds(
+    Ack, COUNT, TEXT, TEXT, COUNT, COUNT, st.dictionaries(TEXT, TEXT, max_size=2), st.tuples(COUNT, COUNT),
+    st.lists(TEXT, max_size=2).map(tuple), TEXT, st.booleans(),
+)  # fmt: skip
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.one_of(LANES, ACKS))
+def test_what_is_encoded_is_decoded(record: Lane | Ack) -> None:
+    """Bytes and back gives an equal record, and equal records give equal bytes."""
+    data = encode(record)
+    assert decode(type(record), data, "key") == record
+    assert encode(decode(type(record), data, "key")) == data
+
+
+GOOD = json.loads(encode(Offers((Offer(T0, "i", "run1", 3, -1),))))
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "expected"),
+    [
+        ({"offers": 3}, "offers/n.offers", "a list"),
+        ({"offers": [3]}, "offers/n.offers[0]", "an object"),
+        ({"offers": [{**GOOD["offers"][0], "seq": "3"}]}, "offers/n.offers[0].seq", "int"),
+        ({"offers": [{**GOOD["offers"][0], "seq": True}]}, "offers/n.offers[0].seq", "int"),
+        ({"offers": [{k: v for k, v in GOOD["offers"][0].items() if k != "run"}]}, "offers/n.offers[0].run", "a value"),
+    ],
+)
+def test_each_wrong_field_is_named(change: dict[str, object], field: str, expected: str) -> None:
+    """The path below the key says where."""
+    with pytest.raises(ProtocolError) as caught:
+        decode(Offers, json.dumps({**GOOD, **change}).encode(), "offers/n")
+    assert (caught.value.field, caught.value.expected) == (field, expected)
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff", b"[", b"[" * 100_000])
+def test_bytes_that_are_no_json_are_refused(data: bytes) -> None:
+    """Whatever lies in the store."""
+    with pytest.raises(ProtocolError) as caught:
+        decode(Offers, data, "offers/n")
+    assert (caught.value.field, caught.value.expected) == ("offers/n", "a JSON object")
+
+
+def test_dicts_and_pairs_are_checked_inside() -> None:
+    """Ack.held maps text to text and Ack.served is a pair."""
+    ack = json.loads(encode(Ack(1, "d", "built", 0, 0, {"k": "v"}, (0, 0))))
+    for change, field in (({"held": {"k": 1}}, "a.held.k"), ({"held": []}, "a.held"), ({"served": [1]}, "a.served")):
+        with pytest.raises(ProtocolError) as caught:
+            decode(Ack, json.dumps({**ack, **change}).encode(), "a")
+        assert caught.value.field == field
+
+
+def test_fields_of_a_newer_daemon_are_ignored_and_defaults_fill_in() -> None:
+    """Records may grow."""
+    old = {"token": 1, "digest": "d", "phase": "built", "generation": 0, "revision": 0, "held": {}, "served": [0, 0]}
+    assert decode(Ack, json.dumps({**old, "mood": "good"}).encode(), "a") == Ack(1, "d", "built", 0, 0, {}, (0, 0))
+
+
+@pytest.mark.parametrize("name", ["", "-a", "a/b", "a b", "a" * 129, "ä"])
+def test_names_that_cannot_be_keys_are_refused(name: str) -> None:
+    """InputError names the field."""
+    with pytest.raises(InputError) as caught:
+        check_name("job", name)
+    assert caught.value.field == "job"
+    assert check_name("job", "a.b_c:d@e-1") == "a.b_c:d@e-1"
+
+
+def test_a_view_keeps_the_newest_whatever_the_order() -> None:
+    """Events that are older than what is here change nothing; a deletion is an event like any other."""
+    view, old, new = View(), encode(Leader("a", "1")), encode(Leader("b", "2"))
+    assert view.put("leader", new, 5, 7)
+    assert not view.put("leader", old, 5, 6)
+    assert not view.put("leader", new, 5, 7)
+    assert not view.delete("leader", 6)
+    assert (view.leader and view.leader.value.node, view.revision_of("leader"), view.created_of("leader")) == (
+        "b",
+        7,
+        5,
+    )
+    assert view.keys() == {"leader"}
+    assert view.delete("leader", 8)
+    assert (view.leader, view.keys(), view.revision_of("leader")) == (None, set(), 0)
+    assert not view.delete("leader", 9)
+
+
+def test_a_view_keeps_tables_by_name_and_ignores_what_it_does_not_know() -> None:
+    """Unknown kinds are nobody's error; a broken record names its key and leaves the old one."""
+    view = View()
+    member = Member("n", "n", "n:1", "i", "b", (1,), ())
+    assert not view.put("weather/today", b"{}", 1, 1)
+    assert not view.put("lanes", b"{}", 1, 1)
+    assert view.put("members/n", encode(member), 2, 2)
+    with pytest.raises(ProtocolError, match=r"members/n\.node"):
+        view.put("members/n", b"{}", 2, 3)
+    assert view.members["n"].value == member
+    assert view.keys() == {"members/n"}
+    assert view.delete("members/n", 4)
+    assert view.members == {}
+
+
+def test_slots_are_ranks_that_have_a_mover_on_the_member_that_joined_last() -> None:
+    """A rank without a mover has no slot; a key on two nodes belongs to the younger member."""
+    book = Book()
+    book.node("n0", info("engine/r0/0"), info("engine/r0/1", mover=0))
+    younger = book.node("n1", info("engine/r0/0", mover=4))
+    book.node("n0", info("engine/r0/0"), info("engine/r0/1", mover=0))
+    assert list(book.view.slots()) == ["engine/r0/0"]
+    assert book.slot("engine/r0/0") == Slot("engine/r0/0", "n1", younger, "engine/r0/0#1", 4, "ab")
+    assert {name: sorted(ranks) for name, ranks in book.view.replicas().items()} == {"r0": [0, 1]}
+
+
+def test_the_newest_publication_is_of_the_present_generation() -> None:
+    """What an older generation published is nobody's aim any more."""
+    book = Book()
+    assert book.view.newest is None
+    target = book.publish()
+    assert book.view.newest == target == (1, 2)
+    book.publish(generation=2)
+    assert book.view.newest is None
+
+
+def test_acks_count_under_the_present_token_only() -> None:
+    """I4: an ack of an earlier token is silence."""
+    book = Book()
+    book.node("n", info("engine/r0/0"), info(T0))
+    book.lane("r0", ["engine/r0/0"], [T0])
+    book.ack("r0", "n", "built")
+    assert [ack.phase if ack else None for ack in book.view.lane_acks("r0", ("n", "m"))] == ["built", None]
+    book.lane("r0", ["engine/r0/0"], [T0])
+    assert book.view.lane_acks("r0", ("n",)) == [None]
+
+
+def test_reports_know_their_fields() -> None:
+    """A report is text for people and comes back as it was."""
+    report = ReportRecord(
+        1, 9, 3, ("r0",), {"r1": "it has not verified every byte yet"}, "every whole replica has ended"
+    )
+    assert decode(ReportRecord, encode(report), "reports/9") == report
