@@ -7,6 +7,7 @@ its socket does, or when its parent dies; its movers end with it.
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import selectors
 import signal
@@ -96,6 +97,7 @@ def main(argv: list[str]) -> int:
     import refitd.mover.child  # noqa: F401  imported once here, shared by every fork
 
     torch.set_num_threads(1)
+    gc.freeze()  # a mover's collector need not walk through torch
     ForkServer(socket.socket(fileno=int(argv[0]))).serve()
     return 0
 

@@ -196,6 +196,20 @@ class Round:
         if self.options.verify == "reread":
             self._reread(bucket, payload, memory)
 
+    def place_of(self, bucket: Bucket) -> memoryview | None:
+        """Where the bucket's payload lies as a whole in this rank's memory; None where it has to be scattered.
+
+        None also where `write` has more to do than to write, or will say why it cannot.
+        """
+        if self.options.verify == "reread" or bucket.id == self._skipped:
+            return None
+        try:
+            memory = self._destination(bucket)
+        except TransportError:
+            return None
+        place = execute.dense(self.program, bucket, memory.arrays)
+        return None if place is None else place.data
+
     def copy(self, bucket: Bucket, source: Memory, scratch: Bytes) -> None:
         """Move a bucket from mounted memory into this rank's memory; ``scratch`` holds at least ``nbytes``."""
         if self.options.verify == "reread":

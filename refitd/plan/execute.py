@@ -6,7 +6,7 @@ uint8). A view that would leave its array raises ValueError from NumPy itself be
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,9 @@ from refitd.plan.program import Bucket, Program
 Array = NDArray[Any]
 Arrays = Mapping[str, Array]
 Bytes = NDArray[np.uint8]
+Seen = Callable[[memoryview], None]
 
+_BLOCK_BYTES = 256 << 10
 _NUMPY = {"bfloat16": "uint16", "bool": "uint8"}
 
 
@@ -33,20 +35,25 @@ def flat_array(memory: Any, dtype: str) -> Array:
     return np.frombuffer(memory, dtype=array_dtype(dtype))
 
 
-def pack(program: Program, bucket: Bucket, sources: Arrays, out: Bytes | None = None) -> Bytes:
+def pack(
+    program: Program, bucket: Bucket, sources: Arrays, out: Bytes | None = None, seen: Seen | None = None
+) -> Bytes:
     """Gather a bucket into ``nbytes`` contiguous bytes in the destination's dtype.
 
     ``sources`` maps storage names of ``bucket.src`` to flat arrays; ``out`` (uint8, nbytes) is made where not given.
+    ``seen`` is given every byte in order, block by block, while it is in the cache.
     """
     packed = np.empty(bucket.nbytes, np.uint8) if out is None else out[: bucket.nbytes]
     source, destination = program.dtypes_of(bucket)
     elements = packed.view(array_dtype(destination))
     if source == destination:
-        _gather(program, bucket, sources, elements)
+        _gather(program, bucket, sources, elements, seen)
     else:
         staged = np.empty(elements.size, array_dtype(source))
         _gather(program, bucket, sources, staged)
         cast(staged, source, elements, destination)
+        if seen is not None:
+            seen(packed.data)
     return packed
 
 
@@ -71,6 +78,23 @@ def copy(program: Program, bucket: Bucket, sources: Arrays, destinations: Arrays
         _view(destinations, dst, rows, cols)[...] = _view(sources, src, rows, cols)
 
 
+def dense(program: Program, bucket: Bucket, destinations: Arrays) -> Bytes | None:
+    """The destination's bytes of a bucket where they lie there exactly as in its packed form; None elsewhere.
+
+    The view is writable where the array is.
+    """
+    moves = program.moves_of(bucket)
+    storage, start, stride0, stride1, rows, cols = moves[:, 4:].T
+    sizes = rows * cols
+    joined = (storage[1:] == storage[:-1]).all() and (start[1:] == start[:-1] + sizes[:-1]).all()
+    packed = (((cols == 1) | (stride1 == 1)) & ((rows == 1) | (stride0 == cols))).all()
+    if not len(moves) or not joined or not packed:
+        return None
+    array = destinations[program.storages[int(storage[0])].name]
+    first = int(start[0])
+    return array[first : first + int(sizes.sum())].view(np.uint8)
+
+
 _End = tuple[str, int, int, int, int]
 
 
@@ -90,8 +114,15 @@ def _view(arrays: Arrays, end: _End, rows: int, cols: int) -> Array:
     return np.ndarray((rows, cols), array.dtype, array, offset, (stride0, stride1))
 
 
-def _gather(program: Program, bucket: Bucket, sources: Arrays, elements: Array) -> None:
+def _gather(program: Program, bucket: Bucket, sources: Arrays, elements: Array, seen: Seen | None = None) -> None:
     position = 0
     for src, _dst, rows, cols in _moves(program, bucket):
-        elements[position : position + rows * cols].reshape(rows, cols)[...] = _view(sources, src, rows, cols)
-        position += rows * cols
+        view = _view(sources, src, rows, cols)
+        step = rows if seen is None else max(_BLOCK_BYTES // (cols * elements.itemsize), 1)
+        for first in range(0, rows, step):
+            part = view[first : first + step]
+            block = elements[position : position + part.size]
+            block.reshape(part.shape)[...] = part
+            position += part.size
+            if seen is not None:
+                seen(block.view(np.uint8).data)

@@ -58,17 +58,18 @@ def engine(rig):
         sender.sock.close()
 
 
-def _join(engine):
+def _join(engine, **options):
     engine.sender = FakeSender(engine.port.number)
     engine.wait_for("built")
-    engine.rig.run(only=[ENGINE], progress_timeout=0.4)
+    engine.rig.run(only=[ENGINE], progress_timeout=0.4, **options)
     return engine.sender
 
 
-def _assert_nothing_landed(engine):
+def _assert_nothing_counts(engine, untouched=False):
+    """What is ``untouched`` was not even written; bytes that only await their trailer may be, in dirty memory."""
     state = engine.lane.revoke()
     assert state["verified"] == []
-    assert not engine.lent.arrays["w"].any()
+    assert not (untouched and engine.lent.arrays["w"].any())
 
 
 @pytest.mark.parametrize(
@@ -83,13 +84,39 @@ def _assert_nothing_landed(engine):
     ],
 )
 def test_a_bucket_that_is_not_what_was_planned_never_counts(engine, change, reason):
-    """A wrong checksum, trailer or header fails the edge and writes nothing."""
+    """A wrong checksum, trailer or header fails the edge; after a wrong header nothing is written either."""
     _join(engine).sock.sendall(engine.sender.bucket(**change))
     failed = engine.wait_for_failure()
     assert failed["edge"] == EDGE
     assert reason in failed["reason"]
     assert failed["verified"] == []
-    _assert_nothing_landed(engine)
+    _assert_nothing_counts(engine, untouched=bool({"bucket", "plan"} & change.keys()))
+
+
+def test_a_payload_that_waits_in_a_buffer_is_not_written_without_its_trailer(engine):
+    """Where the payload cannot be received in place, a wrong checksum leaves the memory as it was."""
+    _join(engine, verify="reread").sock.sendall(engine.sender.bucket(checksum=7))
+    assert "checksum of bucket 0" in engine.wait_for_failure()["reason"]
+    _assert_nothing_counts(engine, untouched=True)
+
+
+def test_the_rest_of_a_superseded_bucket_belongs_to_nobody(engine):
+    """A run that comes in the middle of a payload stops its writing; the stream stays in step for the new bucket."""
+    sender = _join(engine)
+    old = sender.bucket()
+    sender.sock.sendall(old[:-100])
+    time.sleep(0.05)
+    engine.rig.run(attempt=2, only=[ENGINE])
+    before = engine.lent.arrays["w"].copy()
+    sender.sock.sendall(old[-100:])
+    time.sleep(0.2)
+    assert np.array_equal(engine.lent.arrays["w"], before)
+    payload = b"y" * 64
+    head = Header(2, (1, 2), 0, 64, plan_tag(DIGEST)).pack()
+    sender.sock.sendall(head + payload + Trailer(2, (1, 2), 1, checksum(memoryview(payload), 0)).pack())
+    assert engine.wait_for("done")["attempt"] == 2
+    assert engine.lent.arrays["w"].tobytes() == payload
+    assert engine.lane.revoke()["verified"] == [0]
 
 
 def test_garbage_on_an_edge_is_named(engine):
@@ -98,7 +125,7 @@ def test_garbage_on_an_edge_is_named(engine):
     failed = engine.wait_for_failure()
     assert (failed["edge"], failed["attempt"]) == (EDGE, 1)
     assert "bucket header" in failed["reason"]
-    _assert_nothing_landed(engine)
+    _assert_nothing_counts(engine, untouched=True)
 
 
 @pytest.mark.parametrize("cut", [10, 60, -1])
@@ -109,18 +136,18 @@ def test_a_truncated_bucket_never_counts(engine, cut):
     sender.sock.close()
     failed = engine.wait_for_failure(0.3)
     assert (failed["edge"], failed["reason"]) == (EDGE, "EOFError: connection closed by peer")
-    _assert_nothing_landed(engine)
+    _assert_nothing_counts(engine)
 
 
 def test_a_bucket_without_its_trailer_does_not_exist(engine):
-    """Payload alone is not written; silence then fails the edge after progress_timeout."""
+    """Payload alone never counts; silence then fails the edge after progress_timeout."""
     sender = _join(engine)
     sender.sock.sendall(sender.bucket()[:-8])
     started = time.monotonic()
     failed = engine.wait_for_failure(2)
     assert 0.2 < time.monotonic() - started < 1.5
     assert (failed["edge"], failed["reason"]) == (EDGE, "no byte for 0.4 s")
-    _assert_nothing_landed(engine)
+    _assert_nothing_counts(engine)
 
 
 def test_a_repeated_bucket_is_refused(engine):
@@ -250,7 +277,7 @@ def test_an_error_that_nobody_foresaw_is_reported_with_type_and_text(rig, monkey
     one = rig(_one_bucket())
     one.build()
     one.built()
-    monkeypatch.setattr(execute, "unpack", broken)
+    monkeypatch.setattr(execute, "dense", broken)
     one.run()
     failed = one.parties[ENGINE].wait_for_failure()
     assert failed["edge"] == EDGE

@@ -1,4 +1,8 @@
-"""The receiving end of a network edge: take a bucket into a buffer, check its trailer, only then write and count it."""
+"""The receiving end of a network edge: take a bucket, check its trailer, only then count it.
+
+Where the destination is as dense as the payload, the bytes go straight there. Nobody may use them before they count:
+the memory is dirty until its whole publication is verified. Elsewhere a buffer takes them, and they are written later.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from refitd.errors import ProtocolError, TransportError
 from refitd.mover.board import Board
 from refitd.mover.frames import HEADER_BYTES, REASON_LIMIT, TRAILER_BYTES, Checksum, Header, Hello, Trailer
 from refitd.mover.round import Round, Stopped
-from refitd.mover.transport.stream import TICK_SECONDS, Stream
+from refitd.mover.transport.stream import CHUNK_BYTES, TICK_SECONDS, Stream
 from refitd.mover.transport.worker import Worker
 from refitd.plan.execute import Bytes
 from refitd.plan.program import NETWORK, Bucket
@@ -111,22 +115,54 @@ class Receiver(Worker):
 
     def _take_bucket(self, stream: Stream, round_: Round, header: Header) -> None:
         bucket = self._expected(round_, header)
-        room = self._room(bucket.nbytes)
         digest = Checksum(bucket.id)
-
-        def seen(chunk: memoryview) -> None:
-            round_.count_rx(NETWORK, len(chunk))
-            digest.update(chunk)
-
-        stream.receive_into(room, seen)
+        in_place = self._receive_in_place(stream, round_, header, bucket, digest)
+        if not in_place:
+            self._receive_buffered(stream, round_, bucket, digest)
         self._check(round_, bucket, Trailer.unpack(stream.receive(TRAILER_BYTES)), digest.value)
         with round_.touching():
             try:
-                round_.write(bucket, self._buffer[: bucket.nbytes])
+                if not in_place:
+                    round_.write(bucket, self._buffer[: bucket.nbytes])
             except TransportError as error:
                 round_.fail(self.edge, error.reason)
             else:
                 round_.mark_verified(bucket)
+
+    def _place(self, stream: Stream, round_: Round, header: Header, bucket: Bucket) -> memoryview | None:
+        try:
+            with round_.touching():
+                return round_.place_of(bucket)
+        except Stopped:
+            self._drain(stream, header)
+            raise
+
+    def _receive_buffered(self, stream: Stream, round_: Round, bucket: Bucket, digest: Checksum) -> None:
+        def seen(chunk: memoryview) -> None:
+            round_.count_rx(NETWORK, len(chunk))
+            digest.update(chunk)
+
+        stream.receive_into(self._room(bucket.nbytes), seen)
+
+    def _receive_in_place(
+        self, stream: Stream, round_: Round, header: Header, bucket: Bucket, digest: Checksum
+    ) -> bool:
+        """Straight into memory, let go of at least every tick. False where it cannot be."""
+        place = self._place(stream, round_, header, bucket)
+        while place:
+            try:
+                with round_.touching():
+                    got = stream.receive_some(place[:CHUNK_BYTES])
+                    digest.update(place[:got])
+            except Stopped:
+                rest, place = len(place), None  # nothing is mapped for a round that is over
+                stream.receive_into(self._room(rest))
+                stream.receive(TRAILER_BYTES)
+                raise
+            stream.tick(got)
+            round_.count_rx(NETWORK, got)
+            place = place[got:]
+        return place is not None
 
     def _expected(self, round_: Round, header: Header) -> Bucket:
         """The bucket that the header announces. Raises ProtocolError where the round expects no such bucket here."""

@@ -14,7 +14,7 @@ from refitd.hook import wire
 from refitd.mover.board import Board
 from refitd.mover.frames import REASON_LIMIT, Checksum, Header, Hello, Trailer
 from refitd.mover.round import Round, Stopped
-from refitd.mover.transport.stream import CHUNK_BYTES, TICK_SECONDS, Stream
+from refitd.mover.transport.stream import TICK_SECONDS, Stream
 from refitd.mover.transport.worker import Worker
 from refitd.plan import execute
 from refitd.plan.execute import Bytes
@@ -98,35 +98,36 @@ class Sender(Worker):
         for bucket in round_.outgoing:
             if bucket.dst != self.edge[1]:
                 continue
+            digest = Checksum(bucket.id)
             try:
-                payload = self._read(round_, bucket)
+                payload = self._read(round_, bucket, digest)
             except TransportError as error:
                 round_.fail(self.edge, error.reason)
                 self._send_void(stream, round_, bucket, error.reason)
                 return
-            self._send_bucket(stream, round_, bucket, payload)
+            self._send_bucket(stream, round_, bucket, payload, digest.value)
             round_.mark_sent(bucket)
 
-    def _read(self, round_: Round, bucket: Bucket) -> Bytes:
-        """The bucket's bytes, read wholly under an unchanged loan. Raises TransportError where it was withdrawn."""
+    def _read(self, round_: Round, bucket: Bucket, digest: Checksum) -> Bytes:
+        """The bucket's bytes, also fed to ``digest``, read wholly under an unchanged loan.
+
+        Raises TransportError where it was withdrawn.
+        """
         if self._buffer.size < bucket.nbytes:
             self._buffer = np.empty(bucket.nbytes, np.uint8)
         word = round_.options.words.get(bucket.src)
         with round_.touching():
             memory = round_.lender(bucket, word)
-            payload = execute.pack(round_.program, bucket, memory.arrays, self._buffer)
+            payload = execute.pack(round_.program, bucket, memory.arrays, self._buffer, digest.update)
             round_.require_loan(bucket, memory, word)
         return payload
 
-    def _send_bucket(self, stream: Stream, round_: Round, bucket: Bucket, payload: Bytes) -> None:
-        options, digest = round_.options, Checksum(bucket.id)
+    def _send_bucket(self, stream: Stream, round_: Round, bucket: Bucket, payload: Bytes, digest: int) -> None:
+        options = round_.options
         header = Header(options.attempt, options.publication, bucket.id, bucket.nbytes, round_.plan_tag)
         stream.send(memoryview(header.pack()))
-        for start in range(0, bucket.nbytes, CHUNK_BYTES):
-            chunk = payload.data[start : start + CHUNK_BYTES]
-            digest.update(chunk)
-            stream.send(chunk, lambda sent: round_.count_tx(NETWORK, sent))
-        trailer = Trailer(options.attempt, options.publication, self.board.facts.token, digest.value)
+        stream.send(payload.data, lambda sent: round_.count_tx(NETWORK, sent))
+        trailer = Trailer(options.attempt, options.publication, self.board.facts.token, digest)
         stream.send(memoryview(trailer.pack()))
 
     def _send_void(self, stream: Stream, round_: Round, bucket: Bucket, reason: str) -> None:

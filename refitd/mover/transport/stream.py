@@ -14,7 +14,7 @@ from refitd.mover.frames import HELLO_LIMIT, LENGTH_BYTES
 
 TICK_SECONDS = 0.1
 BUFFER_BYTES = 4 << 20
-CHUNK_BYTES = 512 << 10  # small enough to be checksummed while it is in the cache
+CHUNK_BYTES = 2 << 20  # fewer and larger calls: each costs a wake-up
 _TIMEVAL = struct.pack("@ll", 0, round(TICK_SECONDS * 1e6))
 
 
@@ -27,6 +27,7 @@ class Stream:
     def __init__(self, sock: socket.socket, on_tick: Callable[[int], None]) -> None:
         self._sock, self._on_tick = sock, on_tick
         self._lock = threading.Lock()
+        self._silent = 0
         sock.settimeout(None)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL)
@@ -37,20 +38,31 @@ class Stream:
 
     def receive_into(self, view: memoryview, seen: Callable[[memoryview], None] | None = None) -> None:
         """Fill ``view``; ``seen`` is given every chunk as it comes. Raises EOFError when the peer is gone, OSError."""
-        silent = 0
         while view:
-            try:
-                got = self._sock.recv_into(view[:CHUNK_BYTES])
-            except BlockingIOError:
-                silent += 1
-                self._on_tick(silent)
-                continue
-            if got == 0:
-                raise EOFError("connection closed by peer")
-            silent = 0
-            if seen is not None:
+            got = self.receive_some(view[:CHUNK_BYTES])
+            self.tick(got)
+            if got and seen is not None:
                 seen(view[:got])
             view = view[got:]
+
+    def receive_some(self, view: memoryview) -> int:
+        """Fill ``view``, or its front where a tick passes before all is there: 0 to ``len(view)`` bytes.
+
+        Raises EOFError when the peer is gone, OSError. `tick` is to be called after it.
+        """
+        try:
+            got = self._sock.recv_into(view, 0, socket.MSG_WAITALL)
+        except BlockingIOError:
+            return 0
+        if got == 0:
+            raise EOFError("connection closed by peer")
+        return got
+
+    def tick(self, got: int) -> None:
+        """Count ticks in which nothing came; ``on_tick`` may raise."""
+        self._silent = 0 if got else self._silent + 1
+        if self._silent:
+            self._on_tick(self._silent)
 
     def receive(self, nbytes: int) -> bytearray:
         """Exactly ``nbytes``. Raises EOFError, OSError."""
