@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from epoch_cluster import Cluster
+from epoch_cluster import Cluster, Driver, Node, Rank, Step
+
+from refitd.epoch.records import Lane, PubId
 
 TRAINER, LEAD, MATE = "trainer/run1/0", "engine/r0/0", "engine/r0/1"
 PLACES = {"t0": TRAINER, "e0": LEAD, "e1": MATE}
@@ -136,3 +138,43 @@ def test_after_any_rebuild_in_any_state_the_cluster_recovers(start: Callable[[],
     assert states
     for state in states:
         recovers(state)
+
+
+def never_void(*_args: object) -> None:
+    """A commit that a rank missed is never made good."""
+    return
+
+
+def bold(self: Cluster, driver: Driver, _lane: Lane, mine: list[Rank], target: PubId) -> Step:
+    """Says that it has verified what it never copied."""
+    return "verify", lambda: self.verify(driver, mine, target)
+
+
+def stubborn(_self: Cluster, node: Node, replica: str, token: int) -> None:
+    """Takes what it did under the old token over to the new one."""
+    node.drivers[replica].token, node.drivers[replica].built = token, True
+
+
+def search(death: str) -> None:
+    for start in STARTS:
+        for cluster in reachable(*after_death(start(), death)):
+            if not cluster.steps():
+                recovers(cluster)
+
+
+@pytest.mark.parametrize(
+    ("method", "broken", "death", "says"),
+    [
+        ("void", never_void, "daemon e1", "I7"),
+        ("transfer", bold, "daemon t0", "I1"),
+        ("turn", stubborn, "rank engine/r0/1", "I7"),
+    ],
+)
+def test_the_search_finds_planted_faults(
+    monkeypatch: pytest.MonkeyPatch, method: str, broken: Callable[..., object], death: str, says: str
+) -> None:
+    """The same search over a model with a fault must fail, by the name of what is broken."""
+    monkeypatch.setattr(Cluster, method, broken)
+    monkeypatch.setattr("test_epoch_exhaustive.RECOVERS", set())
+    with pytest.raises(AssertionError, match=says):
+        search(death)

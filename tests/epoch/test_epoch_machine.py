@@ -138,7 +138,7 @@ class Machine(RuleBasedStateMachine):
 
 
 Machine.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=25, deadline=None, derandomize=True, database=None,
+    max_examples=40, stateful_step_count=25, deadline=None, derandomize=True, database=None,
     suppress_health_check=list(HealthCheck),
 )  # fmt: skip
 TestCluster = Machine.TestCase
