@@ -11,12 +11,13 @@ import numpy as np
 import torch
 
 
-def machine() -> dict[str, str | int]:
-    """Processor, cores that we may use, memory in bytes, kernel, and versions."""
+def machine() -> dict[str, str | int | float]:
+    """Processor, cores that we may use, memory in bytes, load of the last minute, kernel, and versions."""
     return {
         "cpu": _first_value("/proc/cpuinfo", "model name") or platform.processor() or platform.machine(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        "load": round(os.getloadavg()[0], 2),
         "kernel": platform.release(),
         "python": platform.python_version(),
         "torch": torch.__version__,

@@ -27,6 +27,7 @@ _SMALL_NAMES = {"peer": "small", "tcp": "small_tcp"}
 def run(arguments: argparse.Namespace) -> int:
     """Measure what the command line asks for and say it; the exit status."""
     torch.set_num_threads(1)
+    where = machine()  # before the benchmark itself is the load
     try:
         found = measure(arguments.models, arguments.transports, arguments.repeats)
     except BenchFailed as error:
@@ -35,10 +36,10 @@ def run(arguments: argparse.Namespace) -> int:
             print(json.dumps({"ok": False, "reason": str(error)}))  # noqa: T201
         return 1
     document = {
-        "ok": True, "rows": [asdict(row) for row in found], "machine": machine(), "repeats": arguments.repeats,
+        "ok": True, "rows": [asdict(row) for row in found], "machine": where, "repeats": arguments.repeats,
         "command": _command(arguments), "commit": commit(),
     }  # fmt: skip
-    rows.show(found, machine(), commit(), arguments.json)
+    rows.show(found, where, commit(), arguments.json)
     if arguments.out is not None:
         arguments.out.write_text(json.dumps(document, indent=1) + "\n")
     if arguments.json:

@@ -143,7 +143,7 @@ def test_a_short_run_says_what_it_measured(capsys, tmp_path, monkeypatch):
     assert document == json.loads(out.read_text())
     assert [row["name"] for row in document["rows"]][:2] == ["small_publish_to_commit", "small_publish_to_commit_p90"]
     assert all(row["value"] > 0 for row in document["rows"])
-    assert set(document["machine"]) == {"cpu", "cores", "memory_bytes", "kernel", "python", "torch", "numpy"}
+    assert set(document["machine"]) == {"cpu", "cores", "memory_bytes", "load", "kernel", "python", "torch", "numpy"}
     assert document["command"].startswith("refitd bench refit --device cpu --transport peer --model small")
     assert "machine: cpu" in captured.err
 
