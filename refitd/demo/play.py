@@ -21,7 +21,7 @@ REFIT_SECONDS = 90.0
 RECOVERY_SECONDS = 60.0  # what I7 allows
 MISSES = 5
 RELEASE_SECONDS = 20.0
-COMMIT_SECONDS = 30.0
+COMMIT_SECONDS = 10.0
 GRACE_SECONDS = 5.0  # after the trainers' last word on a publication, for replicas that are late with it
 
 
