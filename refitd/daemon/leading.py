@@ -84,7 +84,8 @@ class Leading:
         fence = CreateRevision(job.agreement.compare_path("leader"), view.leader.created)
         for write in writes:
             done = await job.agreement.write(write.key, write.data, write.expected, guards=[fence])
-            self._log.info("decided", key=write.key, reason=write.reason, done=done)
+            log = self._log.info if write.key.startswith(("lanes/", "generation")) else self._log.debug
+            log("decided", key=write.key, reason=write.reason, done=done)
             if not done:
                 return False  # our picture is behind; the watch will wake us
         return bool(writes)

@@ -38,9 +38,18 @@ class Memory:
     fds: list[int]
     version: int
 
+    def same_as(self, other: Memory) -> bool:
+        """Whether both describe the same places of the same files, so that movers need not map anything anew."""
+        return self.regions == other.regions and _files(self.fds) == _files(other.fds)
+
     def close(self) -> None:
         while self.fds:
             os.close(self.fds.pop())
+
+
+def _files(fds: Sequence[int]) -> list[tuple[int, int]]:
+    stats = [os.fstat(fd) for fd in fds]
+    return [(stat.st_dev, stat.st_ino) for stat in stats]
 
 
 @dataclass
@@ -152,6 +161,9 @@ class LocalRank:
 
     def set_memory(self, memory: Memory) -> None:
         """Replace what is lent; movers map the new memory before they next run."""
+        if self.memory and self.memory.same_as(memory):
+            memory.close()
+            return
         if self.memory:
             self.memory.close()
         self.memory = memory

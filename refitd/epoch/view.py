@@ -56,6 +56,7 @@ class View:
     acks: dict[str, Stored[Ack]] = field(default_factory=dict)
     commits: dict[str, Stored[Commit]] = field(default_factory=dict)
     reports: dict[str, Stored[ReportRecord]] = field(default_factory=dict)
+    _slots: tuple[tuple[tuple[str, int], ...], dict[str, Slot]] | None = field(default=None, compare=False, repr=False)
     changes: int = field(default=0, compare=False)  # grows with every record that changes
 
     def put(self, key: str, data: bytes, created: int, revision: int) -> bool:
@@ -126,6 +127,12 @@ class View:
 
     def slots(self) -> dict[str, Slot]:
         """Live slots by rank key. A key claimed by two nodes belongs to the member that joined last."""
+        known = tuple((node, stored.revision) for node, stored in self.members.items())
+        if self._slots is None or self._slots[0] != known:
+            self._slots = known, self._live_slots()
+        return self._slots[1].copy()
+
+    def _live_slots(self) -> dict[str, Slot]:
         found: dict[str, Slot] = {}
         for member, info in self.ranks():
             slot = slot_of(member, info)

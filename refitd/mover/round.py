@@ -105,8 +105,13 @@ class Round:
         try:
             yield
         finally:
-            with self.cond:
-                self._touching -= 1
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Only `halt` waits for this: waking every thread at every bucket would cost more than it moves."""
+        with self.cond:
+            self._touching -= 1
+            if self.stopped:
                 self.cond.notify_all()
 
     # -- what has happened
@@ -140,7 +145,8 @@ class Round:
             due = self._failpoint_due and len(done) < total
             self._failpoint_due = self._failpoint_due and not due
             self._held = self._held or due
-            self.cond.notify_all()
+            if self._stage0_left == 0 or self.finished():
+                self.cond.notify_all()
         if due:
             failpoint("transfer", role="mover", key=self.rank)
             self._release()

@@ -125,10 +125,9 @@ class Sender(Worker):
     def _send_bucket(self, stream: Stream, round_: Round, bucket: Bucket, payload: Bytes, digest: int) -> None:
         options = round_.options
         header = Header(options.attempt, options.publication, bucket.id, bucket.nbytes, round_.plan_tag)
-        stream.send(memoryview(header.pack()))
-        stream.send(payload.data, lambda sent: round_.count_tx(NETWORK, sent))
         trailer = Trailer(options.attempt, options.publication, self.board.facts.token, digest)
-        stream.send(memoryview(trailer.pack()))
+        stream.send_all(memoryview(header.pack()), payload.data, memoryview(trailer.pack()))
+        round_.count_tx(NETWORK, len(payload))
 
     def _send_void(self, stream: Stream, round_: Round, bucket: Bucket, reason: str) -> None:
         text = reason.encode()[:REASON_LIMIT]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 import struct
 import threading
@@ -15,6 +16,7 @@ from refitd.mover.frames import HELLO_LIMIT, LENGTH_BYTES
 TICK_SECONDS = 0.1
 BUFFER_BYTES = 4 << 20
 CHUNK_BYTES = 2 << 20  # fewer and larger calls: each costs a wake-up
+LOW_WATER_BYTES = 1 << 20  # the kernel wakes us when so much is there, not at every segment
 _TIMEVAL = struct.pack("@ll", 0, round(TICK_SECONDS * 1e6))
 
 
@@ -37,9 +39,10 @@ class Stream:
     def __init__(self, sock: socket.socket, on_tick: Callable[[int], None]) -> None:
         self._sock, self._on_tick = sock, on_tick
         self._lock = threading.Lock()
-        self._silent = 0
+        self._silent, self._mark = 0, 0
+        self._poll = select.poll()
+        self._poll.register(sock, select.POLLIN)
         sock.settimeout(None)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL)
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             sock.setsockopt(socket.SOL_SOCKET, option, BUFFER_BYTES)
@@ -61,10 +64,13 @@ class Stream:
 
         Raises EOFError when the peer is gone, OSError. `tick` is to be called after it.
         """
-        try:
-            got = self._sock.recv_into(view, 0, socket.MSG_WAITALL)
-        except BlockingIOError:
+        mark = min(len(view), LOW_WATER_BYTES)
+        if mark != self._mark:
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, mark)
+            self._mark = mark
+        if not self._poll.poll(TICK_SECONDS * 1000):
             return 0
+        got = self._sock.recv_into(view)
         if got == 0:
             raise EOFError("connection closed by peer")
         return got
@@ -95,6 +101,22 @@ class Stream:
             data = data[sent:]
             if count is not None:
                 count(sent)
+
+    def send_all(self, *parts: memoryview) -> None:
+        """Send several buffers as one, without copying them together. Raises OSError when the peer is gone."""
+        left, silent = [part for part in parts if part], 0
+        while left:
+            try:
+                sent = self._sock.sendmsg(left)
+            except BlockingIOError:
+                silent += 1
+                self._on_tick(silent)
+                continue
+            silent = 0
+            while left and sent >= len(left[0]):
+                sent -= len(left.pop(0))
+            if left:
+                left[0] = left[0][sent:]
 
     def receive_frame(self) -> wire.Message:
         """One JSON frame and not a byte more. Raises ProtocolError, EOFError, OSError."""
