@@ -21,7 +21,7 @@ Arrays = Mapping[str, Array]
 Bytes = NDArray[np.uint8]
 Seen = Callable[[memoryview], None]
 
-_BLOCK_BYTES = 256 << 10
+_BLOCK_BYTES = 512 << 10  # gathered and hashed in the cache; smaller ones pay for more hand-overs of the interpreter
 _NUMPY = {"bfloat16": "uint16", "bool": "uint8"}
 
 

@@ -15,8 +15,8 @@ from refitd.mover.frames import HELLO_LIMIT, LENGTH_BYTES
 
 TICK_SECONDS = 0.1
 BUFFER_BYTES = 4 << 20
-CHUNK_BYTES = 2 << 20  # fewer and larger calls: each costs a wake-up
-LOW_WATER_BYTES = 1 << 20  # the kernel wakes us when so much is there, not at every segment
+CHUNK_BYTES = 512 << 10  # still in the cache when it is hashed
+LOW_WATER_BYTES = 512 << 10  # the kernel wakes us when so much is there, not at every segment
 _TIMEVAL = struct.pack("@ll", 0, round(TICK_SECONDS * 1e6))
 
 
