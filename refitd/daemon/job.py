@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -31,6 +32,7 @@ from refitd.store import MemoryStore, Store
 from refitd.telemetry.metrics import Metrics
 
 TICK_SECONDS = 0.1
+KEEP_BLOBS = 256
 
 
 class Job:
@@ -45,6 +47,7 @@ class Job:
         self.lanes: dict[str, LaneDriver] = {}
         self.blobs: dict[str, bytes] = {}
         self.network_bytes = 0
+        self._passing: deque[str] = deque()  # documents that nobody asks for once their attempt is over
         self._layouts: dict[str, Layout] = {}
         self._log = structlog.get_logger().bind(job=name, node=self.node)
         self._wake = asyncio.Event()
@@ -200,7 +203,11 @@ class Job:
 
     def keep_blob(self, data: bytes) -> str:
         digest = digest_of(data)
-        self.blobs[digest] = data
+        if digest not in self.blobs:
+            self._passing.append(digest)
+            self.blobs[digest] = data
+        while len(self._passing) > KEEP_BLOBS:
+            self.blobs.pop(self._passing.popleft(), None)
         return digest
 
     async def blob(self, node: str, digest: str) -> bytes:

@@ -156,7 +156,7 @@ class LocalRank:
         session = self.session
         return RankInfo(
             self.key, session.side, session.group, session.rank, session.world,
-            session.incarnation, self.digest, self.mode, self.life if self.mover else 0,
+            session.incarnation, self.digest, self.mode, self.life if self.mover else 0, self.memory is not None,
         )  # fmt: skip
 
     def set_memory(self, memory: Memory) -> None:

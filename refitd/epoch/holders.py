@@ -20,7 +20,7 @@ def trainers(view: View) -> dict[str, Slot]:
 
 
 def holders(view: View, publication: PubId) -> dict[str, Slot]:
-    """Live slots that hold a publication: trainers whose loan is open, and engine ranks of committed replicas."""
+    """Live slots that can serve a publication: trainers whose loan is open, engine ranks of committed replicas."""
     return {**_lending(view, publication), **_committed(view, publication)}
 
 
@@ -34,6 +34,7 @@ def _lending(view: View, publication: PubId) -> dict[str, Slot]:
 
 def _committed(view: View, publication: PubId) -> dict[str, Slot]:
     slots = view.slots()
+    lends = {info.key for _member, info in view.ranks() if info.lends}
     found: dict[str, Slot] = {}
     for replica, stored in view.commits.items():
         target = view.refits.get(replica)
@@ -41,7 +42,7 @@ def _committed(view: View, publication: PubId) -> dict[str, Slot]:
         if stored.value.id != publication or moved_on:
             continue
         for key, incarnation in stored.value.incarnations.items():
-            if key in slots and slots[key].incarnation == incarnation:
+            if key in slots and key in lends and slots[key].incarnation == incarnation:
                 found[key] = slots[key]
     return found
 

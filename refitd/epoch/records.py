@@ -32,7 +32,11 @@ def check_name(field: str, name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RankInfo:
-    """A rank that is registered on a node. ``mover`` counts the lives of its mover; 0 means that none is alive."""
+    """A rank that is registered on a node.
+
+    ``mover`` counts the lives of its mover; 0 means that none is alive. ``lends``: its daemon has its memory at hand,
+    which it has not from a client that only came back, until that receives or publishes again.
+    """
 
     key: str
     side: str
@@ -43,6 +47,7 @@ class RankInfo:
     digest: str
     mode: str
     mover: int
+    lends: bool = True
 
 
 @dataclass(frozen=True, slots=True)
