@@ -126,7 +126,7 @@ class Sender(Worker):
         options = round_.options
         header = Header(options.attempt, options.publication, bucket.id, bucket.nbytes, round_.plan_tag)
         trailer = Trailer(options.attempt, options.publication, self.board.facts.token, digest)
-        stream.send_all(memoryview(header.pack()), payload.data, memoryview(trailer.pack()))
+        stream.send(memoryview(header.pack()), payload.data, memoryview(trailer.pack()))
         round_.count_tx(NETWORK, len(payload))
 
     def _send_void(self, stream: Stream, round_: Round, bucket: Bucket, reason: str) -> None:

@@ -87,23 +87,8 @@ class Stream:
         self.receive_into(memoryview(data))
         return data
 
-    def send(self, data: memoryview, count: Callable[[int], None] | None = None) -> None:
-        """Send all of ``data``; ``count`` is told what the socket took. Raises OSError when the peer is gone."""
-        silent = 0
-        while data:
-            try:
-                sent = self._sock.send(data)
-            except BlockingIOError:
-                silent += 1
-                self._on_tick(silent)
-                continue
-            silent = 0
-            data = data[sent:]
-            if count is not None:
-                count(sent)
-
-    def send_all(self, *parts: memoryview) -> None:
-        """Send several buffers as one, without copying them together. Raises OSError when the peer is gone."""
+    def send(self, *parts: memoryview) -> None:
+        """Send buffers as one, without copying them together. Raises OSError when the peer is gone."""
         left, silent = [part for part in parts if part], 0
         while left:
             try:
