@@ -76,12 +76,18 @@ class Job:
             rank.close()
         await self.agreement.close()
 
+    def poke_lane(self, replica: str) -> None:
+        """Something happened that only this lane need look at."""
+        if replica in self.lanes:
+            self.lanes[replica].poke()
+
     # The loop.
 
     async def _run(self) -> None:
         await self._connect()
         while True:
             await self._wake.wait()
+            await asyncio.sleep(0)  # requests that have arrived meanwhile go first, and need no second look
             self._wake.clear()
             try:
                 await self.reconcile()

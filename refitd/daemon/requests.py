@@ -163,7 +163,7 @@ class Requests:
         rank.set_memory(lent_memory(rank.layout, rank.layout.kept, message["memory"], fds))
         rank.receiving, rank.lent_word, rank.told = ticket, message["word"], None
         rank.fill(None)
-        job.poke()
+        job.poke_lane(session.group)
         return {}, _pidfd(rank)
 
     async def _await_mover(self, rank: LocalRank) -> None:
@@ -179,7 +179,7 @@ class Requests:
         job, rank = self._rank(session, ENGINE)
         rank.lent_word = message["word"]
         rank.fill(None)
-        job.poke()
+        job.poke_lane(session.group)
         return {}, _pidfd(rank)
 
     async def _committed(self, session: Session, message: Message, fds: Fds) -> Answer:
@@ -190,14 +190,14 @@ class Requests:
         rank.step = ticket.step
         if not rank.shadowed:
             rank.receiving, rank.lent_for = None, None
-        job.poke()
+        job.poke_lane(session.group)
         return NOTHING
 
     async def _applied(self, session: Session, message: Message, fds: Fds) -> Answer:
         del fds
         job, rank = self._rank(session, ENGINE)
         rank.step = self._check_ticket(session, message["ticket"]).step
-        job.poke()
+        job.poke_lane(session.group)
         return NOTHING
 
     async def _release(self, session: Session, message: Message, fds: Fds) -> Answer:
