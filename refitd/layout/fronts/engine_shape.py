@@ -1,0 +1,67 @@
+"""The sizes of an engine's replica."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from refitd.errors import InputError, LayoutError
+from refitd.layout.fronts.expert_maps import ExpertMap
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Engine:
+    """Sizes of one replica and how its parts are cut.
+
+    ``width`` ranks a pipeline stage. Rank r of a stage has coordinate ``r % n`` in a part cut over n ranks:
+    ``attention``, ``vocab``, ``dense`` (feed-forward blocks), ``shared`` (experts) and ``expert_tp`` (inside routed
+    experts). ``experts``: the engine's own expert map, one for all layers or one a layer; None: every rank has all
+    experts, cut over ``expert_tp``. ``pp`` stages of ``stage_layers``. ``flavour``: ``vllm`` or ``sglang``.
+    ``dp_outer``: rank numbering is DP x PP x TP (vLLM), else PP x the rest. ``vocab_multiple``: padding of the
+    vocabulary. ``transposed``: expert weights are stored [E, K, N]. ``up_first``: w13 has up before gate.
+    """
+
+    width: int
+    attention: int
+    vocab: int
+    dense: int
+    shared: int
+    expert_tp: int
+    experts: ExpertMap | Sequence[ExpertMap] | None = None
+    pp: int = 1
+    stage_layers: tuple[int, ...] | None = None
+    flavour: str = "vllm"
+    dp_outer: bool = False
+    vocab_multiple: int = 64
+    transposed: bool = False
+    up_first: bool = False
+
+    @property
+    def world(self) -> int:
+        """Ranks of a replica."""
+        return self.width * self.pp
+
+    @property
+    def ep(self) -> int:
+        """EP ranks of a stage."""
+        return self.width // self.expert_tp
+
+    def rank(self, pp: int, place: int) -> int:
+        """The rank number in the replica of place ``place`` of stage ``pp``."""
+        if not self.dp_outer:
+            return pp * self.width + place
+        dp, tp = divmod(place, self.attention)
+        return (dp * self.pp + pp) * self.attention + tp
+
+    def stage_of(self, layers: int) -> Ints:
+        """The stage of each layer. Raises LayoutError when the stages do not add up."""
+        sizes = self.stage_layers or ((layers // self.pp,) * self.pp if layers % self.pp == 0 else ())
+        if len(sizes) != self.pp or sum(sizes) != layers:
+            expected = f"{self.pp} stages with {layers} layers in all"
+            raise LayoutError([InputError("stage_layers", expected, str(list(sizes)))])
+        return np.repeat(np.arange(self.pp, dtype=np.int64), sizes)
