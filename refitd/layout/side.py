@@ -10,7 +10,7 @@ names, never once a tensor.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -58,11 +58,15 @@ class Side:
     """All ranks of a side.
 
     ``ranks``: keys, with ``nodes`` and ``domains`` beside them. ``groups``: tuples of rank indices. ``tensors``: names,
-    as templates; not every one has an instance. ``storages``: names, with ``storage_pattern`` and ``storage_group``
-    (indices). ``instances`` (I, 5): tensor, pattern, group, storage, base. The storage's group contains the instance's
-    group and may be larger: find a rank's storage by rank, not by slot. ``tied``: alias -> canonical name, on each rank
-    that knows the canonical tensor and has no piece of the alias. ``keep``: fnmatch patterns of storages that the
-    trainer does not own; ``keeps``: those of each rank, where they differ (else empty).
+    as templates; not every one has an instance, and one may have several. ``storages``: names, with ``storage_pattern``
+    and ``storage_group`` (indices). ``instances`` (I, 5): tensor, pattern, group, storage, base. The storage's group
+    contains the instance's group and may be larger: find a rank's storage by rank, not by slot. ``bare`` (K, 3):
+    tensor, pattern (without pieces) and group of ranks that know a tensor and hold nothing of it.
+
+    ``tied``: alias -> canonical name, on the ranks ``tied_on[alias]``, or where that is not given, on each rank that
+    knows the canonical tensor and has no piece of the alias. ``keep``: fnmatch patterns of storages that the trainer
+    does not own; ``keeps``: those of each rank, where they differ (else empty). All ranks of a storage keep it, or none
+    does.
     """
 
     ranks: tuple[str, ...]
@@ -79,6 +83,8 @@ class Side:
     tied: dict[str, str]
     keep: tuple[str, ...]
     keeps: tuple[tuple[str, ...], ...] = ()
+    bare: Ints = field(default_factory=lambda: np.empty((0, 3), dtype=np.int64))
+    tied_on: dict[str, frozenset[int]] = field(default_factory=dict)
 
     def layout(self, key: str) -> Layout:
         """One rank's layout. Raises InputError when the side has no such rank."""

@@ -17,7 +17,7 @@ def layout_of(side: Side, key: str) -> Layout:
     slot_of = _slots(side, rank)
     slot = slot_of[side.instances[:, 2]]
     held = np.concatenate([side.instances, slot[:, None]], axis=1)[slot >= 0]
-    facts, bad = _facts(side, key, held)
+    facts, bad = _facts(side, key, held[:, :2], side.bare[slot_of[side.bare[:, 2]] >= 0][:, :2])
     storages, more = _storages(side, key, slot_of)
     if bad or more:
         raise LayoutError([*bad, *more])
@@ -29,7 +29,7 @@ def layout_of(side: Side, key: str) -> Layout:
         tensor=_renumber(names)[np.searchsorted(known, rows.tensor)],
         storage=_storage_numbers(side, rows.storage, storages),
     )
-    tied = _tied(side, tensors, rows)
+    tied = _tied(side, rank, tensors, rows)
     return Layout(columns.parts(tensors, storages, numbered, side.keep_of(rank), tied))
 
 
@@ -42,10 +42,11 @@ def _slots(side: Side, rank: int) -> Ints:
     return slots
 
 
-def _facts(side: Side, key: str, held: Ints) -> tuple[dict[int, Fact], list[InputError]]:
+def _facts(side: Side, key: str, held: Ints, bare: Ints) -> tuple[dict[int, Fact], list[InputError]]:
     """Tensor number, ascending -> fact, for every tensor that the rank knows; and tensors with two facts."""
     bad: list[InputError] = []
-    pairs = np.unique(held[:, 0] * len(side.patterns) + held[:, 1]) if len(held) else np.empty(0, dtype=np.int64)
+    known = np.concatenate([held, bare])
+    pairs = np.unique(known[:, 0] * max(1, len(side.patterns)) + known[:, 1])
     by_pattern = [(pattern.shape, pattern.dtype) for pattern in side.patterns]
     facts: dict[int, Fact] = {}
     for pair in pairs.tolist():
@@ -115,9 +116,13 @@ def _storage_numbers(side: Side, numbers: Ints, storages: dict[str, Storage]) ->
     return np.array([place[side.storages[i]] for i in used.tolist()], dtype=np.int64)[inverse]
 
 
-def _tied(side: Side, tensors: dict[str, Fact], rows: columns.Rows) -> dict[str, str]:
-    """Aliases whose canonical tensor the rank knows and of which it has no piece of their own."""
+def _tied(side: Side, rank: int, tensors: dict[str, Fact], rows: columns.Rows) -> dict[str, str]:
+    """The side's aliases that hold on this rank."""
     held = set(rows.tensor.tolist())
-    return {
-        alias: name for alias, name in side.tied.items() if name in tensors and side.tensors.find(alias) not in held
-    }
+
+    def applies(alias: str, name: str) -> bool:
+        if alias in side.tied_on:
+            return rank in side.tied_on[alias]
+        return name in tensors and side.tensors.find(alias) not in held
+
+    return {alias: name for alias, name in side.tied.items() if applies(alias, name)}
