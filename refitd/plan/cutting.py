@@ -1,0 +1,143 @@
+"""Cut flows into segments: which bytes, from which holder, through which needer."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from refitd.layout.box import Ints
+from refitd.plan.flows import NET, Flows
+from refitd.plan.lines import Lines
+from refitd.plan.ranksets import SetTable, distinct, ends
+from refitd.plan.share import Shares, pour
+from refitd.plan.spans import Spans, snap
+
+
+class Parcels(NamedTuple):
+    """Flows with the span that each carries. ``relay`` is 1 where ``holders`` are the ranks that got it before."""
+
+    flows: Flows
+    span: Ints
+    relay: Ints
+
+
+class Segments(NamedTuple):
+    """Bytes ``start`` to ``stop`` of a parcel's span, sent by rank ``src`` to rank ``dst``, which passes them on to the
+    other needers of the parcel. In order of parcel and start."""
+
+    parcel: Ints
+    start: Ints
+    stop: Ints
+    src: Ints
+    dst: Ints
+
+
+class Cutting(NamedTuple):
+    """A plan in lines and cuts. ``egress``, ``ingress`` (network) and ``spread`` (near holders): what each shares out."""
+
+    spans: Spans
+    parcels: Parcels
+    segments: Segments
+    egress: Shares
+    ingress: Shares
+    spread: Shares
+
+
+class Division(NamedTuple):
+    """Parcels in the order of their sets, as one run of bytes, and where it is cut.
+
+    ``order``: parcels whose set has several members; ``offset`` (P,): of each parcel in the run; ``cuts``: places in the
+    run, sorted; ``before`` (sets,): how many cuts belong to earlier sets; ``parcel``, ``at``: the cuts by parcel.
+    """
+
+    offset: Ints
+    cuts: Ints
+    before: Ints
+    parcel: Ints
+    at: Ints
+
+    def member(self, sets: SetTable, number: Ints, parcel: Ints, start: Ints) -> Ints:
+        """Which member (from 0) of set ``number`` has the byte ``start`` of ``parcel``; 0 for sets of one."""
+        several = np.flatnonzero(sets.size()[number] > 1)
+        member = np.zeros(len(number), np.int64)
+        place = self.offset[parcel[several]] + start[several]
+        member[several] = np.searchsorted(self.cuts, place, side="right") - self.before[number[several]]
+        return member
+
+
+def demand(parcels: Parcels, nbytes: Ints, column: Ints, chosen: Ints, sets: int) -> Ints:
+    """Bytes of the ``chosen`` parcels by set."""
+    total = np.zeros(sets, np.int64)
+    np.add.at(total, column[chosen], nbytes[chosen])
+    return total
+
+
+def divide(
+    lines: Lines, spans: Spans, parcels: Parcels, nbytes: Ints, column: Ints, chosen: Ints, sets: SetTable, share: Ints
+) -> Division:
+    """Cut the ``chosen`` parcels of each set into the members' shares. ``column``: the set of every parcel."""
+    several = chosen[sets.size()[column[chosen]] > 1]
+    order = several[np.argsort(column[several], kind="stable")]
+    run = ends(nbytes[order])
+    offset = np.zeros(len(column), np.int64)
+    offset[order] = run[:-1]
+    used, first = np.unique(column[order], return_index=True)
+    size = sets.size()[used]
+    before = np.zeros(len(sets.first) - 1, np.int64)
+    before[used] = ends(size - 1)[:-1]
+    owner = np.repeat(np.arange(len(used)), size - 1)
+    row = sets.first[used][owner] + 1 + np.arange(len(owner)) - before[used][owner]
+    shared = ends(share)
+    place = run[first][owner] + shared[row] - shared[sets.first[used]][owner]
+    at = np.searchsorted(run, place, side="right") - 1
+    at = np.minimum(at, len(order) - 1) if len(order) else at
+    parcel = order[at]
+    within = place - run[at]
+    inside = within < nbytes[parcel]
+    within = np.where(inside, snap(lines, spans, parcels.span[parcel], np.where(inside, within, 0)), within)
+    return Division(offset, run[at] + within, before, parcel, within)
+
+
+def cut(lines: Lines, spans: Spans, parcels: Parcels, sets: SetTable, ranks: int, least: int) -> Cutting:
+    """Share out and cut. Parcels must carry something each."""
+    flows, nbytes = parcels.flows, spans.nbytes()[parcels.span]
+    count = len(sets.first) - 1
+    network = np.flatnonzero(flows.link == NET)
+    direct = network[parcels.relay[network] == 0]
+    near = np.flatnonzero(flows.link != NET)
+    shares = [
+        pour(demand(parcels, nbytes, column, chosen, count), sets, ranks, least)
+        for column, chosen in ((flows.holders, direct), (flows.needers, network), (flows.holders, near))
+    ]
+    divisions = [
+        divide(lines, spans, parcels, nbytes, column, chosen, sets, share.share)
+        for (column, chosen), share in zip(
+            ((flows.holders, direct), (flows.needers, network), (flows.holders, near)), shares, strict=True
+        )
+    ]
+    return Cutting(spans, parcels, _segments(parcels, nbytes, divisions, sets), *shares)
+
+
+def _segments(parcels: Parcels, nbytes: Ints, divisions: list[Division], sets: SetTable) -> Segments:
+    line = ends(nbytes)
+    cuts = distinct(np.concatenate([line[d.parcel] + d.at for d in divisions]))
+    at = np.searchsorted(line, cuts)
+    new = line[at] != cuts
+    points = np.insert(line[:-1], at[new], cuts[new])
+    fresh = np.ones(len(points), np.int64)
+    fresh[at[new] + np.arange(int(new.sum()))] = 0
+    parcel = np.cumsum(fresh) - 1
+    start = points - line[parcel]
+    stop = np.append(points[1:], line[-1])[: len(points)] - line[parcel]
+    flows = parcels.flows
+    holders, needers = flows.holders[parcel], flows.needers[parcel]
+    by_holder, by_needer, by_near = (
+        division.member(sets, numbers, parcel, start)
+        for division, numbers in zip(divisions, (holders, needers, holders), strict=True)
+    )
+    into = np.where(flows.link[parcel] == NET, by_needer, 0)
+    near = flows.link[parcel] != NET
+    relayed = parcels.relay[parcel] == 1
+    out = np.where(near, by_near, np.where(relayed, into % sets.size()[holders], by_holder))
+    return Segments(parcel, start, stop, sets.member[sets.first[holders] + out], sets.member[sets.first[needers] + into])

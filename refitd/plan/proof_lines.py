@@ -1,0 +1,185 @@
+"""Prove a cut plan: what is cut is what is needed, and every byte of it comes once from a rank that has it.
+
+(a) cells of a pair of forms fill every destination piece once; (b) segments fill parcels, and the parcels of each line
+and domain fill the line; (c) every wanted tensor is in one class; (d) views are inside their storages and, on the
+destination, apart (`views`); (e) senders hold what they send, receivers need it, and a relay's sender got it before.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from refitd.errors import ProofError
+from refitd.layout.box import Bools, Ints
+from refitd.plan.canon import Ranks
+from refitd.plan.classes import Classes
+from refitd.plan.cutting import Cutting
+from refitd.plan.flows import NET
+from refitd.plan.forms import Form, apart
+from refitd.plan.laid import Laid
+from refitd.plan.lines import Lines
+from refitd.plan.ranksets import SetTable, distinct, ragged
+from refitd.plan.views import prove_views
+
+
+def prove_content(classes: Classes, lines: Lines, sets: SetTable) -> None:
+    """What does not depend on the cuts: (a), (c), (d), and the sets of (e)."""
+    _prove_cells(classes)
+    _prove_wants(classes)
+    _prove_entries(classes, lines)
+    for laid in (classes.source, classes.destination):
+        _prove_sets(laid, sets)
+        used = distinct(classes.src) if laid is classes.source else np.arange(len(laid.tensor))
+        run, place = ragged(laid.first[used + 1] - laid.first[used])
+        prove_views(laid.side, laid.rows[laid.first[used][run] + place], apart=laid is classes.destination)
+
+
+def _fail(wrong: Bools, what: str) -> None:
+    if wrong.any():
+        raise ProofError(f"{int(wrong.sum())} {what}; the first is number {int(wrong.argmax())}")
+
+
+def _prove_cells(classes: Classes) -> None:
+    for number, (s, d) in enumerate(classes.forms):
+        at = slice(int(classes.cell_first[number]), int(classes.cell_first[number + 1]))
+        have, need = classes.source.forms[s], classes.destination.forms[d]
+        dims = need.lo.shape[1]
+        lo, hi, src, dst = classes.lo[at, :dims], classes.hi[at, :dims], classes.src_atom[at], classes.dst_atom[at]
+        inside = (lo >= np.maximum(have.lo[src], need.lo[dst])) & (hi <= np.minimum(have.hi[src], need.hi[dst]))
+        _fail(~(inside & (lo < hi)).all(axis=1), "cells leave their atoms")
+        filled = np.zeros(len(need.lo), np.int64)
+        np.add.at(filled, dst, (hi - lo).prod(axis=1))
+        _fail(filled != (need.hi - need.lo).prod(axis=1), "atoms are not filled once")
+        if len(distinct(src * len(need.lo) + dst)) != len(src):
+            raise ProofError("two cells join the same atoms")
+    for laid in (classes.source, classes.destination):
+        for form in laid.forms:
+            _prove_form(form)
+
+
+def _prove_form(form: Form) -> None:
+    atom = np.repeat(np.arange(len(form.lo)), form.first[1:] - form.first[:-1])
+    piece = form.piece
+    inside = (form.lo[atom] >= form.piece_lo[piece]) & (form.hi[atom] <= form.piece_hi[piece])
+    _fail(~inside.all(axis=1) | (form.piece_slot[piece] != form.slot), "atoms leave their pieces")
+    filled = np.zeros(len(form.piece_lo), np.int64)
+    np.add.at(filled, piece, (form.hi - form.lo).prod(axis=1)[atom])
+    _fail(filled != (form.piece_hi - form.piece_lo).prod(axis=1), "pieces are not filled by their atoms")
+    if not apart(form.lo, form.hi):
+        raise ProofError("two atoms of a form overlap")
+
+
+def _prove_wants(classes: Classes) -> None:
+    count = np.bincount(classes.dst, minlength=len(classes.destination.tensor))
+    _fail(count != 1, "wanted tensors are not in exactly one class")
+    number = np.repeat(np.arange(len(classes.pair)), classes.count())
+    _fail(classes.destination.combo[classes.dst] != classes.dst_combo[number], "wants are laid out unlike their class")
+    _fail(classes.source.combo[classes.src] != classes.src_combo[number], "sources are laid out unlike their class")
+    forms = np.array(classes.forms, np.int64).reshape(-1, 2)[classes.pair]
+    _fail(classes.source.form[classes.src_combo] != forms[:, 0], "classes have another source form")
+    _fail(classes.destination.form[classes.dst_combo] != forms[:, 1], "classes have another destination form")
+
+
+def _prove_entries(classes: Classes, lines: Lines) -> None:
+    """Every cell of every class is one entry, in the line of those who hold and need it."""
+    cells = classes.cell_first[1:] - classes.cell_first[:-1]
+    entry_class, place = ragged(cells[classes.pair])
+    total = int(classes.cell_first[-1]) + 1
+    expected = entry_class * total + classes.cell_first[classes.pair[entry_class]] + place
+    found = np.sort(lines.entry_class * total + lines.entry_cell)
+    if len(found) != len(expected) or (found != expected).any():
+        raise ProofError("the entries of the lines are not the cells of the classes")
+    line = lines.entry_line()
+    sides = (
+        (classes.source, classes.src_combo, classes.src_atom, lines.holders),
+        (classes.destination, classes.dst_combo, classes.dst_atom, lines.needers),
+    )
+    for laid, combo, atom, column in sides:
+        number = laid.holders[laid.atom[combo[lines.entry_class]] + atom[lines.entry_cell]]
+        _fail(number != column[line], "entries are in a line of other ranks")
+
+
+def _prove_sets(laid: Laid, sets: SetTable) -> None:
+    """The set of each atom is the ranks at the slots of its pieces."""
+    top = int(sets.member.max(initial=0)) + 1
+    known = []
+    for combo, form in enumerate(laid.form.tolist()):
+        slots = laid.forms[form]
+        atom = np.repeat(np.arange(len(slots.lo)), slots.first[1:] - slots.first[:-1]) + laid.atom[combo]
+        known.append(atom * top + laid.slots[combo][slots.slot])
+    expected = distinct(np.concatenate([np.zeros(0, np.int64), *known]))
+    atom, place = ragged(sets.size()[laid.holders])
+    found = atom * top + sets.member[sets.first[laid.holders][atom] + place]
+    if len(found) != len(expected) or (found != expected).any():
+        raise ProofError("a set of ranks differs from the slots that it stands for")
+
+
+def prove_cuts(lines: Lines, cutting: Cutting, sets: SetTable, ranks: Ranks, due: Ints, lost: Ints) -> None:
+    """(b) and (e). ``due`` (parcels' lines and needers, see `_prove_parcels`): bytes of each line that each needer must
+    get; ``lost``: ranks that may take no part."""
+    _prove_tiles(cutting)
+    _prove_parcels(lines, cutting, sets, ranks, due)
+    _prove_ends(lines, cutting, sets, ranks, lost)
+
+
+def _prove_tiles(cutting: Cutting) -> None:
+    parcel, start, stop, _, _ = cutting.segments
+    nbytes = cutting.spans.nbytes()[cutting.parcels.span]
+    fresh = np.append(True, parcel[1:] != parcel[:-1])[: len(parcel)]
+    if (parcel[fresh] != np.arange(len(nbytes))).any() if fresh.sum() == len(nbytes) else True:
+        raise ProofError("the segments are not those of every parcel in order")
+    before = np.append(0, stop[:-1])[: len(stop)]
+    _fail(start != np.where(fresh, 0, before), "segments do not follow the one before")
+    last = np.append(fresh[1:], True)[: len(fresh)]
+    _fail((start >= stop) | (last & (stop != nbytes[parcel])), "segments do not end where they should")
+
+
+def _prove_parcels(lines: Lines, cutting: Cutting, sets: SetTable, ranks: Ranks, due: Ints) -> None:
+    """The parcels of a line bring every needer what is ``due`` of the line, over windows that do not overlap."""
+    flows, span, relay = cutting.parcels.flows, cutting.parcels.span, cutting.parcels.relay
+    nbytes = cutting.spans.nbytes()[span]
+    got = np.zeros(len(lines.holders), np.int64)
+    np.add.at(got, flows.line, nbytes * sets.size()[flows.needers])
+    _fail(got != due, "lines are not brought to all who need them")
+    used = np.zeros(len(sets.first) - 1, dtype=bool)
+    used[flows.needers] = True
+    owner = sets.owner()
+    home = ranks.domain[sets.member[sets.first[:-1]]]
+    _fail(used[owner] & (ranks.domain[sets.member] != home[owner]), "needers are in another domain than their flow")
+    _prove_windows(lines, cutting)
+    network = np.flatnonzero((flows.link == NET) & (relay == 0))
+    line, where = flows.line[network], home[flows.needers[network]]
+    step = (line[1:] == line[:-1]) & (where[1:] < where[:-1])
+    _fail(step, "flows of a line are not in the order of their domains")
+
+
+def _prove_windows(lines: Lines, cutting: Cutting) -> None:
+    """Spans of a line that one flow carries end where the next begins, and the last ends with the entry."""
+    spans = cutting.spans
+    _fail((spans.grain < 0) | (spans.count < 0), "windows are turned round")
+    stop = spans.grain + spans.count
+    _fail(stop > lines.grains[spans.entry], "windows leave their entry")
+    run, _ = ragged(spans.first[1:] - spans.first[:-1])
+    line = lines.entry_line()[spans.entry]
+    carried = np.full(len(spans.first) - 1, -1, np.int64)
+    carried[cutting.parcels.span] = cutting.parcels.flows.line
+    wrong = (carried[run] >= 0) & (line != carried[run])
+    _fail(wrong, "windows are of another line than their parcel")
+
+
+def _prove_ends(lines: Lines, cutting: Cutting, sets: SetTable, ranks: Ranks, lost: Ints) -> None:
+    parcel, _, _, src, dst = cutting.segments
+    flows, relay = cutting.parcels.flows, cutting.parcels.relay
+    line, passed = flows.line[parcel], relay[parcel] > 0
+    _fail(~sets.contains(flows.needers[parcel], dst), "segments go to a rank that is not of their flow")
+    _fail(~sets.contains(lines.needers[line], dst), "segments go to a rank that does not need them")
+    direct = np.flatnonzero(~passed)
+    _fail(~sets.contains(lines.holders[line[direct]], src[direct]), "segments come from a rank that does not hold them")
+    late = np.flatnonzero(passed)
+    _fail(~sets.contains(lines.needers[line[late]], src[late]), "relays come from a rank that never gets them")
+    network = np.flatnonzero(flows.link[parcel] == NET)
+    _fail(ranks.domain[src[network]] == ranks.domain[dst[network]], "segments cross the network inside a domain")
+    near = np.flatnonzero(flows.link[parcel] != NET)
+    _fail(ranks.domain[src[near]] != ranks.domain[dst[near]], "near segments leave their domain")
+    if len(lost):
+        _fail(np.isin(src, lost) | np.isin(dst, lost), "segments use a rank that is lost")

@@ -1,0 +1,66 @@
+"""`plan_sides`: a whole plan between two factored sides, with its proof, from which each rank's program follows."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from refitd.errors import InputError
+from refitd.layout.box import Ints
+from refitd.layout.side import Side
+from refitd.plan.content import Content, make_content, plan_digest
+from refitd.plan.cost import network_bounds
+from refitd.plan.cutting import Cutting, cut
+from refitd.plan.flows import NET
+from refitd.plan.proof_lines import prove_cuts
+from refitd.plan.relays import choose, parcel_out, relayable
+from refitd.plan.side_plan import SidePlan
+from refitd.plan.topology import Topology
+
+SIDE_BUCKET_BYTES = 32 << 20
+_TOLERANCE = 100  # relay where the busiest NIC has a hundredth more than the bound
+
+
+def plan_sides(
+    source: Side, destination: Side, topology: Topology, relays: bool = True, bucket_bytes: int = SIDE_BUCKET_BYTES
+) -> SidePlan:
+    """Plan and prove a refit from ``source`` to ``destination``.
+
+    ``relays``: destination ranks may send on what they have, where the sources' NICs would take longer. Raises InputError
+    (ranks, bucket size), MismatchError (the sides differ), PlanError (a region without holder), ProofError (never,
+    unless the planner is wrong).
+    """
+    if type(bucket_bytes) is not int or bucket_bytes < MIN_BUCKET_BYTES:
+        raise InputError("bucket_bytes", f"an int of at least {MIN_BUCKET_BYTES}", repr(bucket_bytes))
+    content = make_content(source, destination)
+    cutting, part = share_out(content, topology, relays)
+    sets = content.sets.table()
+    due = content.lines.nbytes * sets.size()[content.lines.needers]
+    prove_cuts(content.lines, cutting, sets, content.ranks, due, np.zeros(0, np.int64))
+    digest = plan_digest(content, cutting, len(content.ranks.keys), ())
+    return SidePlan(digest, topology, bucket_bytes, content, cutting, part)
+
+
+MIN_BUCKET_BYTES = 16  # a bucket is filled in halves, and each holds one element of the widest dtype
+
+
+def share_out(content: Content, topology: Topology, relays: bool) -> tuple[Cutting, Ints]:
+    """Cut the flows; and what part of each line goes by relay, in thousandths."""
+    lines, flows, ranks = content.lines, content.flows, len(content.ranks.keys)
+    sets = content.sets.table()
+    part = np.zeros(len(lines.holders), np.int64)
+    cutting = cut(lines, *parcel_out(lines, flows, 0, part), sets, ranks, topology.least_share)
+    if not relays or not (relayable(lines, flows) > 0).any():
+        return cutting, part
+    target = network_bounds(lines, flows, lines.nbytes[flows.line], cutting, sets).egress
+    for _ in range(4):
+        if int(cutting.egress.load.max(initial=0)) <= target + target // _TOLERANCE:
+            break
+        more = choose(lines, flows, sets, cutting.egress, target, part)
+        if (more == part).all():
+            break
+        part = more
+        cutting = cut(lines, *parcel_out(lines, flows, 0, part), sets, ranks, topology.least_share)
+    return cutting, part
+
+
+__all__ = ["NET", "SIDE_BUCKET_BYTES", "plan_sides", "share_out"]
