@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from refitd.layout.models import Kind
+from refitd.layout.models import Kind, quant
 
 FUSED = (
     ("q", "k", "v"), ("gate", "up"), ("shared_gate", "shared_up"), ("q_a", "kv_a"), ("expert_gate", "expert_up"),
@@ -33,11 +33,12 @@ def template(flavour: str, kind: Kind, fused: bool) -> str:
 
     In the draft model the parts of a decoder layer lie below ``mtp_block``.
     """
-    own = TABLES[flavour].get(kind.role) if fused or kind.row.experts else None
+    suffix = quant.SUFFIX if kind.row.scale else ""
+    own = TABLES[flavour].get(kind.role.removesuffix("_scale")) if fused or kind.row.experts else None
     name = kind.row.name
     if own:
         kept = name.replace("{}.", "").split(".")[:-2]
-        name = ".".join([*kept, own])
+        name = ".".join([*kept, own + suffix])
     block = "mtp_block." if kind.mtp and kind.role not in _DRAFT else ""
     return f"{kind.prefix}{block}{name}"
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from refitd.layout.fronts import cuts, engine_names, expert_maps
 from refitd.layout.fronts.engine_shape import Engine
 from refitd.layout.fronts.expert_maps import ExpertMap
-from refitd.layout.fronts.placer import Axis, Cut, Placer, cut_of, label, local_shape, volume
+from refitd.layout.fronts.placer import Axis, Cut, Placer, cut_of, label, local_shape, scaled, volume, weight_of
 from refitd.layout.models import Catalogue, Kind
 from refitd.layout.side import Side, SideBuilder, StoragePattern
 
@@ -61,8 +61,12 @@ class EngineSide:
         return self.builder.build()
 
     def _together(self, kind: Kind) -> tuple[str, ...]:
-        for roles in engine_names.FUSED:
-            if kind.role in roles and all((role, kind.mtp) in self.catalogue.by_role for role in roles):
+        """The roles that share a storage with this one. Scales are fused as their weights are."""
+        suffix = "_scale" if kind.row.scale else ""
+        own = kind.role.removesuffix(suffix)
+        for fused in engine_names.FUSED:
+            roles = tuple(role + suffix for role in fused)
+            if own in fused and all((role, kind.mtp) in self.catalogue.by_role for role in roles):
                 return roles
         return (kind.role,)
 
@@ -73,12 +77,14 @@ class EngineSide:
             return 1
         if role.startswith("shared_"):
             return self.shape.shared
-        return self.shape.dense if role in ("gate", "up", "down") else self.shape.attention
+        return self.shape.dense if role.removesuffix("_scale") in ("gate", "up", "down") else self.shape.attention
 
     def _cut(self, kind: Kind, parts: int) -> Cut:
         heads = self.catalogue.heads
         if kind.row.cut != "kv" or heads is None:
             return cut_of(kind, parts, self.vocab)
+        if kind.row.scale:
+            return scaled(kind, self._cut(weight_of(kind), parts))
         runs = cuts.replicated_heads(label(kind), heads.kv, heads.kv_rows, parts)
         return Cut(("kv", parts), 0, runs, max(1, heads.kv // parts) * heads.kv_rows)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from refitd.errors import InputError, LayoutError
 from refitd.layout.fronts import cuts
 from refitd.layout.fronts.cuts import Runs
-from refitd.layout.models import Kind
+from refitd.layout.models import Kind, quant
 from refitd.layout.side import Pattern, SideBuilder, StoragePattern
 
 Ints = NDArray[np.int64]
@@ -45,6 +46,8 @@ def cut_of(kind: Kind, parts: int, vocab: int) -> Cut:
     Raises LayoutError naming the kind when the shares are not equal.
     """
     row = kind.row
+    if row.scale:
+        return scaled(kind, cut_of(weight_of(kind), parts, vocab))
     if row.cut == "full" or (parts == 1 and row.cut != "vocab"):
         return Cut("full", 0, cuts.full(row.shape[0], parts), row.shape[0])
     if row.cut == "vocab":
@@ -54,6 +57,29 @@ def cut_of(kind: Kind, parts: int, vocab: int) -> Cut:
         return Cut(("segments", row.segments, parts), 0, runs, row.shape[0] // parts)
     dim = 1 if row.cut == "columns" else 0
     return Cut((dim, parts), dim, cuts.even(label(kind), row.shape[dim], parts), row.shape[dim] // parts)
+
+
+def weight_of(kind: Kind) -> Kind:
+    """The weight that a scale belongs to."""
+    row, (_, shape) = kind.row, kind.row.scale or (1, kind.row.shape)
+    name = row.name.removesuffix(quant.SUFFIX)
+    return replace(kind, row=row._replace(role=row.role.removesuffix("_scale"), name=name, shape=shape, scale=None))
+
+
+def scaled(kind: Kind, cut: Cut) -> Cut:
+    """The cut of a scale, from that of its weight. Raises LayoutError for every edge that cuts a block."""
+    block, shape = kind.row.scale or (1, kind.row.shape)
+    runs = cut.runs
+    bad = [
+        quant.cut_block(f"{label(weight_of(kind))} on TP rank {coord}", cut.dim, edge, block)
+        for edges in (runs.lo, runs.hi)
+        for coord, edge in zip(runs.coord.tolist(), edges.tolist(), strict=True)
+        if edge % block and edge != shape[cut.dim]
+    ]
+    if bad:
+        raise LayoutError(bad)
+    shares = Runs(runs.coord, runs.lo // block, -(-runs.hi // block), -(-runs.at // block))
+    return Cut((cut.key, block), cut.dim, shares, -(-cut.extent // block))
 
 
 def _vocab(kind: Kind, parts: int, vocab: int) -> Cut:

@@ -35,6 +35,7 @@ class Row(NamedTuple):
     segments: tuple[int, ...] = ()
     experts: int = 0
     buffer: bool = False
+    scale: tuple[int, Shape] | None = None
 
 
 @dataclass(frozen=True)
