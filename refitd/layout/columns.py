@@ -35,7 +35,9 @@ def parts(
     shape has; dimensions that a tensor lacks have lo 0, hi 1, stride 0.
     """
     facts = dict(sorted(tensors.items()))
-    rows = _ordered(rows, max([1, *(len(shape) for shape, _ in facts.values())]))
+    held = np.unique(rows.tensor).tolist()
+    dims = np.array([len(shape) for shape, _ in facts.values()], dtype=np.int64)
+    rows = _ordered(rows, max([1, *dims[held].tolist()]))
     fact_ids: dict[tuple[tuple[int, ...], str], int] = {}
     numbers = np.array([fact_ids.setdefault(fact, len(fact_ids)) for fact in facts.values()], dtype=np.int64)
     fact = numbers[rows.tensor]

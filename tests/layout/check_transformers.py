@@ -109,7 +109,9 @@ def compare(model: str) -> list[str]:
     lines = [f"{name}: only in transformers, {theirs[name]}" for name in sorted(theirs.keys() - ours.keys())]
     lines += [f"{name}: only in the catalogue, {ours[name]}" for name in sorted(ours.keys() - theirs.keys())]
     both = sorted(ours.keys() & theirs.keys())
-    return lines + [f"{n}: {ours[n]} in the catalogue, {theirs[n]} in transformers" for n in both if ours[n] != theirs[n]]
+    return lines + [
+        f"{n}: {ours[n]} in the catalogue, {theirs[n]} in transformers" for n in both if ours[n] != theirs[n]
+    ]
 
 
 def main(models: list[str]) -> int:

@@ -31,7 +31,7 @@ TABLES = {"vllm": _VLLM, "sglang": _SGLANG}
 def template(flavour: str, kind: Kind, fused: bool) -> str:
     """The storage name of a kind, with a ``{}`` for the layer where it has one. ``fused``: it is the first of several.
 
-    In the draft model the parts of a decoder layer lie below ``mtp_block``.
+    In the draft model of the DeepSeek class the parts of the decoder layer lie below ``mtp_block``.
     """
     suffix = quant.SUFFIX if kind.row.scale else ""
     own = TABLES[flavour].get(kind.role.removesuffix("_scale")) if fused or kind.row.experts else None
@@ -39,7 +39,8 @@ def template(flavour: str, kind: Kind, fused: bool) -> str:
     if own:
         kept = name.replace("{}.", "").split(".")[:-2]
         name = ".".join([*kept, own + suffix])
-    block = "mtp_block." if kind.mtp and kind.role not in _DRAFT else ""
+    inner = kind.mtp and kind.prefix.startswith("model.layers.") and kind.role not in _DRAFT
+    block = "mtp_block." if inner else ""
     return f"{kind.prefix}{block}{name}"
 
 

@@ -168,12 +168,12 @@ class _Megatron:
 
     def _shared_ends(self) -> None:
         """Copies of the embedding on the last stage: for an MTP layer, and for a head that is tied to it."""
-        if self.parallel.pp == 1:
+        embed = self.catalogue.by_role.get(("embed", False))
+        if self.parallel.pp == 1 or embed is None:
             return
-        embed = self.catalogue.kind("embed")
         if any(kind.mtp for kind in self.catalogue.kinds):
             self._copy(embed, "embedding.word_embeddings.weight")
-        if ("head", False) not in self.catalogue.by_role:
+        if self.catalogue.names[embed.first] in self.catalogue.tied.values():
             self._copy(embed, "output_layer.weight")
 
     def _copy(self, embed: Kind, name: str) -> None:
