@@ -116,7 +116,7 @@ def test_a_good_side_passes_with_instances_that_complete_each_other() -> None:
         ),
         (
             side_of(("w", rows_of((4, 3), (0, 4)), [0]), ("w", rows_of((5, 3), (0, 5)), [1]), numel=20),
-            "tensor w: expected shape (4, 3) dtype int32 as trainer/a/0 reports, got shape (5, 3) dtype int32 from trainer/a",
+            "tensor w: expected shape (4, 3) dtype int32 as trainer/a/0 reports, got shape (5, 3) dtype int32",
         ),
         (
             side_of(("w", rows_of((4, 3), (0, 4), (0, 4)), [1, 0]), numel=11),
