@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -60,7 +61,7 @@ class Program:
     plan_digest: str
     buckets: tuple[Bucket, ...]
     moves: Ints
-    storages: tuple[StorageRef, ...]
+    storages: Sequence[StorageRef]
 
     def sends(self) -> tuple[Bucket, ...]:
         """Buckets that this rank sends, over the network or across the hosts of its domain."""

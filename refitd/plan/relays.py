@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from refitd.errors import ProofError
 from refitd.layout.box import Ints
 from refitd.plan.cutting import Parcels
 from refitd.plan.flows import NET, Flows
 from refitd.plan.lines import Lines
 from refitd.plan.ranksets import SetTable
 from refitd.plan.share import Shares
-from refitd.plan.spans import WHOLE, Spans, join, pick, window
+from refitd.plan.spans import WHOLE, Spans, grain_at, join, pick, window
 
 _SHIFT = 16
 
@@ -75,3 +76,24 @@ def drop_empty(spans: Spans, parcels: Parcels) -> Parcels:
     """Only the parcels that carry something."""
     real = np.flatnonzero(spans.nbytes()[parcels.span] > 0)
     return Parcels(parcels.flows.take(real), parcels.span[real], parcels.relay[real])
+
+
+def hops(lines: Lines, part: Ints, flows: Flows, flow: Ints, entry: Ints, place: Ints) -> Ints:
+    """Through how many domains a relayed grain has come when it arrives: 1 where the sender had it from a holder.
+
+    ``flow`` (numbers of ``flows``), ``entry``, ``place`` in the order of that flow's domain: of each grain. Ends because
+    the first parts of all domains, which come from holders, are the whole line (`relayable`).
+    """
+    grains, of, at = lines.grains[entry], flows.of[flow], flows.place[flow]
+    direct = grain_at(grains, WHOLE - part[flows.line[flow]])
+    number = (place + grains * at // of) % grains
+    count = np.zeros(len(flow), np.int64)
+    open_ = np.flatnonzero(place >= direct)
+    while len(open_):
+        count[open_] += 1
+        before = (at[open_] - count[open_]) % of[open_]
+        late = (number[open_] - grains[open_] * before // of[open_]) % grains[open_] >= direct[open_]
+        if (count[open_] > of[open_]).any():
+            raise ProofError("a chain of relays has no beginning")
+        open_ = open_[late]
+    return count

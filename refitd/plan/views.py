@@ -32,6 +32,8 @@ class _Kind(NamedTuple):
 def prove_views(side: Side, rows: Ints, apart: bool) -> None:
     """Raise ProofError unless the views of instances ``rows`` are inside their storages and, where asked, apart."""
     table = side.instances[rows]
+    if not len(table):
+        return
     kinds = {p: _kind(side.patterns[p]) for p in distinct(table[:, 1]).tolist()}
     _prove_inside(side, table, kinds)
     if apart:
@@ -44,8 +46,6 @@ def _prove_inside(side: Side, table: Ints, kinds: dict[int, _Kind]) -> None:
     code = ((table[:, 1] * len(side.groups) + table[:, 2]) * len(side.storage_patterns) + kind) * len(side.groups) + group
     order = np.argsort(code, kind="stable")
     starts = np.flatnonzero(np.append(True, code[order[1:]] != code[order[:-1]])[: len(code)])
-    if not len(starts):
-        return
     base = table[order, 4]
     lows, highs = np.minimum.reduceat(base, starts), np.maximum.reduceat(base, starts)
     for at, low, high in zip(order[starts].tolist(), lows.tolist(), highs.tolist(), strict=True):
