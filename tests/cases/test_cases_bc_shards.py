@@ -12,8 +12,18 @@ from hypothesis import strategies as st
 
 from refitd.errors import LayoutError
 from refitd.layout import Box, Layout, Piece, side_from_layouts
-from refitd.layout.fronts.flat import FSDP1, Rules, buckets, distributed_optimizer, flat_shard, run_boxes
+from refitd.layout.fronts.flat import (
+    FSDP1,
+    Buffer,
+    Rules,
+    buckets,
+    distributed_optimizer,
+    flat_shard,
+    flat_shards,
+    run_boxes,
+)
 from refitd.layout.fronts.flat_side import flat_side
+from refitd.layout.fronts.megatron import Parallel, megatron
 from refitd.layout.fronts.places import Hosts, places, trainer_keys
 from refitd.layout.models import catalogue
 from refitd.layout.side_check import check
@@ -139,6 +149,48 @@ def test_fsdp1_cuts_tensors_anywhere() -> None:
     assert ([(p.tensor, p.box.hi) for p in last.pieces()], last.storages) == ([("b", (5,))], {"flat.0": (6, F)})
 
 
+def test_units_have_buffers_of_their_own_and_the_rest_stays() -> None:
+    """FSDP1 with two units over two ranks, an fp32 buffer outside: each unit is padded by itself."""
+    model = Layout.from_pieces(
+        {"a": ((3,), F), "b": ((4,), F), "bias": ((2,), "float32")},
+        {"a": (3, F), "b": (4, F), "bias": (2, "float32")},
+        [dense("a", Box((0,), (3,)), "a"), dense("b", Box((0,), (4,)), "b"), dense("bias", Box((0,), (2,)), "bias")],
+    )
+    found = flat_shards(model, {"one": Buffer(["a"], 1, 2, FSDP1), "two": Buffer(["b"], 1, 2, FSDP1)})
+    assert found.storages == {"bias": (2, "float32"), "one.0": (2, F), "two.0": (2, F)}
+    assert [(p.tensor, p.box.lo, p.box.hi, p.storage) for p in found.pieces()] == [
+        ("a", (2,), (3,), "one.0"),
+        ("b", (2,), (4,), "two.0"),
+        ("bias", (0,), (2,), "bias"),
+    ]
+    with pytest.raises(LayoutError, match="order of two: expected each storage in one buffer, once, got a"):
+        flat_shards(model, {"one": Buffer(["a"], 0, 2, FSDP1), "two": Buffer(["a"], 0, 2, FSDP1)})
+
+
+def test_the_optimizer_of_a_tensor_parallel_trainer_shards_fused_parameters() -> None:
+    """Megatron TP2 x DP2 on the tiny model: the shards of all ranks hold every element of every tensor exactly once."""
+    whole = megatron(catalogue("tiny"), Parallel(tp=2, dp=2, etp=1), Hosts(4, 4))
+    sharded = {}
+    for rank, key in enumerate(whole.ranks):
+        layout = whole.layout(key)
+        dtypes = sorted({dtype for _, dtype in layout.storages.values()})
+        buffers = {
+            dtype: Buffer(
+                [n for n, s in layout.storages.items() if s[1] == dtype], rank // 2, 2, distributed_optimizer(2)
+            )
+            for dtype in dtypes
+        }
+        sharded[key] = flat_shards(layout, buffers)
+        sharded[key].check(key)
+    side = side_from_layouts(sharded, {key: (key, key) for key in sharded})
+    check(side, catalogue("tiny").names)
+    assert {key: side.layout(key) for key in side.ranks} == sharded
+    copies = {key: sum(p.box.volume for p in layout.pieces()) for key, layout in sharded.items()}
+    assert copies["trainer/run/0"] + copies["trainer/run/2"] == sum(
+        p.box.volume for p in whole.layout("trainer/run/0").pieces()
+    )
+
+
 def test_what_cannot_be_flat_is_refused() -> None:
     """Unknown storages, mixed dtypes and strided pieces are LayoutErrors that name them."""
     model = Layout.from_pieces(
@@ -146,7 +198,7 @@ def test_what_cannot_be_flat_is_refused() -> None:
         [Piece("w", Box((0, 0), (2, 2)), "w", 0, (1, 2)), dense("h", Box((0,), (1,)), "h")],
     )  # fmt: skip
     with pytest.raises(
-        LayoutError, match="order: expected storages of the layout, got v; order: expected storages of one"
+        LayoutError, match="order of flat: expected storages of the layout, got v; order of flat: expected"
     ):
         flat_shard(model, ["w", "h", "v"], 0, 2, FSDP1)
     with pytest.raises(LayoutError, match=r"piece of w in w: expected dense strides \(2, 1\), got \(1, 2\)"):

@@ -91,50 +91,79 @@ def _in_row(shape: Sequence[int], row: int, begin: int, end: int) -> list[tuple[
     return [(Box((row, *box.lo), (row + 1, *box.hi)), at + row * inner) for box, at in parts]
 
 
-def flat_shard(layout: Layout, order: Sequence[str], rank: int, parts: int, rules: Rules, name: str = "flat") -> Layout:
-    """What ``rank`` of ``parts`` owns when the storages of ``layout`` named in ``order`` are laid into a flat buffer.
+class Buffer(NamedTuple):
+    """A flat buffer: storages in registration order, of which ``rank`` of ``parts`` owns its share."""
 
-    ``layout`` is that of one model-parallel rank, equal on all ``parts`` ranks. One storage a bucket, ``flat.0`` and so
-    on, holds this rank's share. Pieces must be dense inside their storage. Raises LayoutError otherwise, and for
-    storages that ``layout`` does not have or that have several dtypes.
+    order: Sequence[str]
+    rank: int
+    parts: int
+    rules: Rules
+
+
+def flat_shards(layout: Layout, buffers: Mapping[str, Buffer]) -> Layout:
+    """What a rank owns when storages of ``layout`` are laid into flat buffers: FSDP1 has one for each unit, Megatron
+    one for each dtype and one for experts.
+
+    ``layout`` is that of one model-parallel rank, equal on all ``parts`` ranks of a buffer. Storage
+    ``<buffer>.<bucket>`` holds this rank's share of a bucket; storages in no buffer stay as they are. Raises
+    LayoutError for storages that ``layout`` does not have or that stand twice, buffers of several dtypes, and pieces
+    that are not dense.
     """
-    _require(layout, order)
-    found = buckets({storage: layout.storages[storage][0] for storage in order}, parts, rules)
+    _require(layout, buffers)
+    storages = dict(layout.storages)
+    homes: dict[str, _Home] = {}
+    for name, buffer in buffers.items():
+        dtype = layout.storages[buffer.order[0]][1] if buffer.order else "float32"
+        sizes = {storage: storages.pop(storage)[0] for storage in buffer.order}
+        for number, bucket in enumerate(buckets(sizes, buffer.parts, buffer.rules)):
+            share = bucket.share(buffer.rank, buffer.parts)
+            storages[f"{name}.{number}"] = (share[1] - share[0], dtype)
+            homes |= {storage: _Home(f"{name}.{number}", start, share) for storage, start in bucket.starts.items()}
     pieces: list[Piece] = []
-    storages: dict[str, tuple[int, str]] = {}
-    dtype = layout.storages[order[0]][1] if order else "float32"
-    starts: dict[str, tuple[int, Bucket]] = {}
-    for number, bucket in enumerate(found):
-        lo, hi = bucket.share(rank, parts)
-        storages[f"{name}.{number}"] = (hi - lo, dtype)
-        starts |= dict.fromkeys(bucket.starts, (number, bucket))
     for piece in layout.pieces():
-        if piece.storage in starts:
-            number, bucket = starts[piece.storage]
-            pieces += _cut(piece, bucket.starts[piece.storage], bucket.share(rank, parts), f"{name}.{number}")
+        pieces += _cut(piece, homes[piece.storage]) if piece.storage in homes else [piece]
     return Layout.from_pieces(layout.tensors, storages, pieces, layout.keep, layout.tied)
 
 
-def _require(layout: Layout, order: Sequence[str]) -> None:
-    bad = [InputError("order", "storages of the layout", name) for name in order if name not in layout.storages]
-    dtypes = {layout.storages[name][1] for name in order if name in layout.storages}
-    if len(dtypes) > 1:
-        bad.append(InputError("order", "storages of one dtype (a buffer each)", ", ".join(sorted(dtypes))))
+def flat_shard(layout: Layout, order: Sequence[str], rank: int, parts: int, rules: Rules, name: str = "flat") -> Layout:
+    """`flat_shards` with one buffer."""
+    return flat_shards(layout, {name: Buffer(order, rank, parts, rules)})
+
+
+class _Home(NamedTuple):
+    """Where a storage went: a bucket's storage, its start in the buffer, and the share [lo, hi) that the rank owns."""
+
+    storage: str
+    start: int
+    share: tuple[int, int]
+
+
+def _require(layout: Layout, buffers: Mapping[str, Buffer]) -> None:
+    bad: list[InputError] = []
+    seen: set[str] = set()
+    for name, buffer in buffers.items():
+        field = f"order of {name}"
+        bad += [InputError(field, "storages of the layout", s) for s in buffer.order if s not in layout.storages]
+        bad += [InputError(field, "each storage in one buffer, once", s) for s in buffer.order if s in seen]
+        seen.update(buffer.order)
+        dtypes = {layout.storages[s][1] for s in buffer.order if s in layout.storages}
+        if len(dtypes) > 1:
+            bad.append(InputError(field, "storages of one dtype (a buffer each)", ", ".join(sorted(dtypes))))
     if bad:
         raise LayoutError(bad)
 
 
-def _cut(piece: Piece, start: int, share: tuple[int, int], storage: str) -> Iterable[Piece]:
-    """The part of a piece that lies in the share; its storage starts at ``start`` of the buffer."""
+def _cut(piece: Piece, home: _Home) -> Iterable[Piece]:
+    """The part of a piece that lies in the share."""
     shape = piece.box.shape
     dense = tuple(math.prod(shape[d + 1 :]) for d in range(len(shape)))
     if piece.strides != dense and any(n > 1 and s != t for n, s, t in zip(shape, piece.strides, dense, strict=True)):
         raise LayoutError(
             [InputError(f"piece of {piece.tensor} in {piece.storage}", f"dense strides {dense}", str(piece.strides))]
         )
-    at = start + piece.offset
-    begin, end = max(share[0] - at, 0), min(share[1] - at, piece.box.volume)
+    at = home.start + piece.offset
+    begin, end = max(home.share[0] - at, 0), min(home.share[1] - at, piece.box.volume)
     for box, first in run_boxes(shape, begin, end):
         lo = tuple(a + b for a, b in zip(piece.box.lo, box.lo, strict=True))
         hi = tuple(a + b for a, b in zip(piece.box.lo, box.hi, strict=True))
-        yield Piece(piece.tensor, Box(lo, hi), storage, at + first - share[0], dense)
+        yield Piece(piece.tensor, Box(lo, hi), home.storage, at + first - home.share[0], dense)
