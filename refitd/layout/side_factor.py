@@ -19,7 +19,8 @@ from refitd.layout.tables import Tables, tables_of
 def side_from_layouts(layouts: Mapping[str, Layout], places: Mapping[str, tuple[str, str]]) -> Side:
     """The side of these ranks, in the order of ``layouts``. ``places``: rank key -> (node, domain).
 
-    `Side.layout` gives every layout back. Ranks that share one `Layout` object cost nothing. Raises InputError when a
+    `Side.layout` gives every layout back. Ranks that share one `Layout` object, or whose digests
+    are known and equal, cost nothing. Raises InputError when a
     rank has no place, LayoutError when two ranks contradict each other about a tensor or an alias.
     """
     lost = [key for key in layouts if key not in places]

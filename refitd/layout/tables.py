@@ -45,11 +45,12 @@ class Tables(NamedTuple):
 def tables_of(layouts: Mapping[str, Layout]) -> Tables:
     """Raises LayoutError with every contradiction between ranks."""
     keys = list(layouts)
-    numbers: dict[int, int] = {}
+    numbers: dict[object, int] = {}
     unique: list[Layout] = []
     ranks: list[list[int]] = []
     for rank, layout in enumerate(layouts.values()):
-        number = numbers.setdefault(id(layout), len(unique))
+        known = layout.__dict__.get("digest", id(layout))  # a digest costs more than it saves here, unless it is there
+        number = numbers.setdefault(known, len(unique))
         if number == len(unique):
             unique.append(layout)
             ranks.append([])

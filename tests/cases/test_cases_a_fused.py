@@ -10,7 +10,7 @@ from refitd import reshard
 from refitd.layout import Box, Layout, Piece
 from refitd.layout.fronts.engine import Engine, engine, vllm
 from refitd.layout.fronts.hf import FUSED, unfuse
-from refitd.layout.fronts.megatron import Parallel, megatron
+from refitd.layout.fronts.megatron import Options, Parallel, megatron
 from refitd.layout.fronts.places import Hosts
 from refitd.layout.models import Heads, Row
 from refitd.layout.models.nemotron import Mamba, mamba_rows
@@ -136,8 +136,6 @@ def test_a5_the_real_sizes() -> None:
 
 def test_glu_blocks_interleave_gate_and_up() -> None:
     """Megatron's interleave of 2 stores, on each ETP rank, two rows of gate, two of up, and so on."""
-    from refitd.layout.fronts.megatron import Options
-
     model = small(
         Row("expert_gate", "mlp.experts.{}.gate_proj.weight", (8, 1), "rows", "int32", experts=2),
         Row("expert_up", "mlp.experts.{}.up_proj.weight", (8, 1), "rows", "int32", experts=2),
@@ -168,3 +166,22 @@ def test_transposed_and_swapped_expert_storage() -> None:
     found = filled(layout, values)
     assert found[f"{PREFIX}mlp.experts.w13_weight"].tolist() == w13.ravel().tolist()
     assert found[f"{PREFIX}mlp.experts.w2_weight"].tolist() == w2.ravel().tolist()
+
+
+def test_padded_expert_shares() -> None:
+    """Shares of 3 rows padded to 4: up begins at row 4 of w13, rows of w2 are 4 apart, padding is named by no piece."""
+    model = small(
+        Row("expert_gate", "mlp.experts.{}.gate_proj.weight", (6, 2), "rows", "int32", experts=1),
+        Row("expert_up", "mlp.experts.{}.up_proj.weight", (6, 2), "rows", "int32", experts=1),
+        Row("expert_down", "mlp.experts.{}.down_proj.weight", (2, 6), "columns", "int32", experts=1),
+        experts=1,
+    )
+    layout = layouts_of(engine(model, Engine(2, 1, 1, 1, 1, 2, expert_multiple=4), 1, HOSTS))["engine/r0/1"]
+    values = values_of([layout])
+    gate, up, down = (values[f"{PREFIX}mlp.experts.0.{part}_proj.weight"] for part in ("gate", "up", "down"))
+    pad = np.full((1, 2), 0x7F)
+    found = filled(layout, values)
+    w13 = np.concatenate([gate[3:], pad, up[3:], pad])
+    w2 = np.concatenate([down[:, 3:], pad.T], axis=1)
+    assert found[f"{PREFIX}mlp.experts.routed_experts.w13_weight"].tolist() == w13.ravel().tolist()
+    assert found[f"{PREFIX}mlp.experts.routed_experts.w2_weight"].tolist() == w2.ravel().tolist()

@@ -36,15 +36,21 @@ def sglang(
     ep: int = 1,
     experts: ExpertMap | Sequence[ExpertMap] | None = None,
     transposed: bool = False,
+    pp: int = 1,
+    stage_layers: tuple[int, ...] | None = None,
 ) -> Engine:
-    """An SGLang replica of ``tp`` ranks. With DP attention (``dp`` > 1) attention is cut over tp / dp ranks; experts
-    are cut over ep, and inside over tp / ep. ``experts``: the engine's map over ep ranks, needed when ep > 1.
+    """An SGLang replica of ``pp`` stages of ``tp`` ranks. With DP attention (``dp`` > 1) attention is cut over tp / dp
+    ranks; experts are cut over ep, and inside over tp / ep. ``experts``: the engine's map over ep ranks, needed when ep
+    > 1.
     """
     if tp % dp or tp % ep:
         raise LayoutError([InputError("parallel sizes", f"DP and EP that divide TP {tp}", f"DP {dp}, EP {ep}")])
     if (ep > 1) != (experts is not None):
         raise LayoutError([InputError("experts", f"the engine's map for EP {ep}, or none for 1", str(experts)[:40])])
-    return Engine(tp, tp // dp, tp, tp, tp, tp // ep, experts, flavour="sglang", transposed=transposed)
+    inner = tp // ep
+    return Engine(
+        tp, tp // dp, tp, tp, tp, inner, experts, pp, stage_layers, flavour="sglang", transposed=transposed
+    )  # fmt: skip
 
 
 def engine(

@@ -24,6 +24,7 @@ class Engine:
     experts, cut over ``expert_tp``. ``pp`` stages of ``stage_layers``. ``flavour``: ``vllm`` or ``sglang``.
     ``dp_outer``: rank numbering is DP x PP x TP (vLLM), else PP x the rest. ``vocab_multiple``: padding of the
     vocabulary. ``transposed``: expert weights are stored [E, K, N]. ``up_first``: w13 has up before gate.
+    ``expert_multiple``: an expert's share of its inner size is padded to a multiple of this in storage.
     """
 
     width: int
@@ -40,6 +41,7 @@ class Engine:
     vocab_multiple: int = 64
     transposed: bool = False
     up_first: bool = False
+    expert_multiple: int = 1
 
     @property
     def world(self) -> int:

@@ -117,7 +117,7 @@ class EngineSide:
     def _experts(self, kinds: list[Kind]) -> None:
         ordered = kinds[::-1] if self.shape.up_first else kinds
         found = [cut_of(kind, self.shape.expert_tp, self.vocab) for kind in ordered]
-        shapes = [local_shape(kind, cut) for kind, cut in zip(ordered, found, strict=True)]
+        shapes = [self._stored_shape(kind, cut) for kind, cut in zip(ordered, found, strict=True)]
         names, layers = self._names(kinds), np.arange(len(kinds[0].layers))
         maps = self._maps(kinds[0])
         for table, some in maps:
@@ -129,6 +129,14 @@ class EngineSide:
                 groups = self._expert_groups(self._stage(kind)[some], slots.ep)
                 ids = kind.ids[layers[some]][:, slots.expert]
                 self.builder.add(ids.ravel(), pattern, groups.ravel(), np.repeat(storage, len(slots.ep)), base_of)
+
+    def _stored_shape(self, kind: Kind, cut: Cut) -> tuple[int, ...]:
+        """Shape of one expert's share in storage; its inner size may be padded."""
+        shape = list(local_shape(kind, cut))
+        inner = 1 if kind.row.cut == "columns" else 0
+        multiple = self.shape.expert_multiple
+        shape[inner] = -(-shape[inner] // multiple) * multiple
+        return tuple(shape)
 
     def _maps(self, kind: Kind) -> list[tuple[ExpertMap, slice]]:
         """Expert maps with the layers (indices of the kind's) that have them."""
