@@ -2,6 +2,7 @@
 
 from refitd.plan.execute import array_dtype, copy, flat_array, pack, unpack
 from refitd.plan.held import Held
+from refitd.plan.lose import lose
 from refitd.plan.planner import BUCKET_BYTES, Plan, make_plan
 from refitd.plan.program import FABRIC, LOCAL, MOVE_COLUMNS, NETWORK, PEER, Bucket, Program, StorageRef
 from refitd.plan.reshard import reshard
@@ -30,6 +31,7 @@ __all__ = [
     "array_dtype",
     "copy",
     "flat_array",
+    "lose",
     "make_plan",
     "pack",
     "plan_sides",

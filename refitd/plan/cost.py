@@ -6,11 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from refitd.layout.box import Ints
+from refitd.layout.box import Bools, Ints
 from refitd.plan.canon import Ranks
 from refitd.plan.cutting import Cutting
 from refitd.plan.flows import NET, Flows
-from refitd.plan.lines import Lines
 from refitd.plan.loads import Loads
 from refitd.plan.ranksets import SetTable
 from refitd.plan.share import bound
@@ -25,8 +24,8 @@ class Bounds(NamedTuple):
     direct: int
 
 
-def network_bounds(lines: Lines, flows: Flows, nbytes: Ints, cutting: Cutting, sets: SetTable) -> Bounds:
-    """Bounds of flows of ``nbytes`` each (docs/planning.md proves them).
+def network_bounds(flows: Flows, nbytes: Ints, landed: Bools, cutting: Cutting, sets: SetTable) -> Bounds:
+    """Bounds of flows of ``nbytes`` each (docs/planning.md proves them). ``landed``: flows that any of several could send.
 
     Ingress: for any ranks T, the bytes that only ranks of T may bring in, over the number of T. Egress with relays: at
     least the ingress bound; all network bytes over all NICs that may send; and, for any T, the bytes of which only T
@@ -36,8 +35,9 @@ def network_bounds(lines: Lines, flows: Flows, nbytes: Ints, cutting: Cutting, s
     network = flows.link == NET
     into, out, once = (np.zeros(count, np.int64) for _ in range(3))
     np.add.at(into, flows.needers[network], nbytes[network])
-    np.add.at(out, flows.holders[network], nbytes[network])
-    first = np.flatnonzero(network & (flows.place == 0))
+    held = network & ~landed
+    np.add.at(out, flows.holders[held], nbytes[held])
+    first = np.flatnonzero(held & (flows.place == 0))
     np.add.at(once, flows.holders[first], nbytes[first])
     ingress = bound(into, sets, cutting.ingress.load)
     able = np.zeros(len(cutting.ingress.load), dtype=bool)

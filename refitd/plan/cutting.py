@@ -15,11 +15,20 @@ from refitd.plan.spans import Spans, snap
 
 
 class Parcels(NamedTuple):
-    """Flows with the span that each carries. ``relay`` is 1 where ``holders`` are the ranks that got it before."""
+    """Flows with the span that each carries.
+
+    ``relay``: 0 where ``holders`` hold the publication; 1 where they get it before, in the same plan; 2 where they had
+    got it when the plan was made. ``origin``: which of the line's domains these holders are (as `Flows.place`).
+    """
 
     flows: Flows
     span: Ints
     relay: Ints
+    origin: Ints
+
+    def take(self, at: Ints) -> Parcels:
+        """The parcels of these numbers."""
+        return Parcels(self.flows.take(at), self.span[at], self.relay[at], self.origin[at])
 
 
 class Segments(NamedTuple):
@@ -34,7 +43,7 @@ class Segments(NamedTuple):
 
 
 class Cutting(NamedTuple):
-    """A plan in lines and cuts. ``egress``, ``ingress`` (network) and ``spread`` (near holders): what each shares out."""
+    """A plan in lines and cuts, from ``start`` thousandths of the order of reception on. ``egress``, ``ingress`` (network) and ``spread`` (near holders): what each shares out."""
 
     spans: Spans
     parcels: Parcels
@@ -42,6 +51,7 @@ class Cutting(NamedTuple):
     egress: Shares
     ingress: Shares
     spread: Shares
+    start: int = 0
 
 
 class Division(NamedTuple):
@@ -99,12 +109,14 @@ def divide(
     return Division(offset, run[at] + within, before, parcel, within)
 
 
-def cut(lines: Lines, spans: Spans, parcels: Parcels, sets: SetTable, ranks: int, least: int) -> Cutting:
+def cut(
+    lines: Lines, spans: Spans, parcels: Parcels, sets: SetTable, ranks: int, least: int, start: int = 0
+) -> Cutting:
     """Share out and cut. Parcels must carry something each."""
     flows, nbytes = parcels.flows, spans.nbytes()[parcels.span]
     count = len(sets.first) - 1
     network = np.flatnonzero(flows.link == NET)
-    direct = network[parcels.relay[network] == 0]
+    direct = network[parcels.relay[network] != 1]
     near = np.flatnonzero(flows.link != NET)
     shares = [
         pour(demand(parcels, nbytes, column, chosen, count), sets, ranks, least)
@@ -116,7 +128,7 @@ def cut(lines: Lines, spans: Spans, parcels: Parcels, sets: SetTable, ranks: int
             ((flows.holders, direct), (flows.needers, network), (flows.holders, near)), shares, strict=True
         )
     ]
-    return Cutting(spans, parcels, _segments(parcels, nbytes, divisions, sets), *shares)
+    return Cutting(spans, parcels, _segments(parcels, nbytes, divisions, sets), *shares, start)
 
 
 def _segments(parcels: Parcels, nbytes: Ints, divisions: list[Division], sets: SetTable) -> Segments:

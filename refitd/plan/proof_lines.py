@@ -19,6 +19,7 @@ from refitd.plan.forms import Form, apart
 from refitd.plan.laid import Laid
 from refitd.plan.lines import Lines
 from refitd.plan.ranksets import SetTable, distinct, ragged
+from refitd.plan.spans import grain_at
 from refitd.plan.views import prove_views
 
 
@@ -147,24 +148,65 @@ def _prove_parcels(lines: Lines, cutting: Cutting, sets: SetTable, ranks: Ranks,
     home = ranks.domain[sets.member[sets.first[:-1]]]
     _fail(used[owner] & (ranks.domain[sets.member] != home[owner]), "needers are in another domain than their flow")
     _prove_windows(lines, cutting)
-    network = np.flatnonzero((flows.link == NET) & (relay == 0))
+    network = np.flatnonzero((flows.link == NET) & (relay == 0))  # so no two flows of a line go to one domain
     line, where = flows.line[network], home[flows.needers[network]]
-    step = (line[1:] == line[:-1]) & (where[1:] < where[:-1])
+    step = (line[1:] == line[:-1]) & (where[1:] <= where[:-1])
     _fail(step, "flows of a line are not in the order of their domains")
 
 
 def _prove_windows(lines: Lines, cutting: Cutting) -> None:
-    """Spans of a line that one flow carries end where the next begins, and the last ends with the entry."""
-    spans = cutting.spans
-    _fail((spans.grain < 0) | (spans.count < 0), "windows are turned round")
+    """Windows lie in their entries and in the line of their parcel; of one flow they follow each other."""
+    spans, parcels = cutting.spans, cutting.parcels
     stop = spans.grain + spans.count
-    _fail(stop > lines.grains[spans.entry], "windows leave their entry")
+    _fail((spans.grain < 0) | (spans.count < 0) | (stop > lines.grains[spans.entry]), "windows leave their entry")
     run, _ = ragged(spans.first[1:] - spans.first[:-1])
-    line = lines.entry_line()[spans.entry]
     carried = np.full(len(spans.first) - 1, -1, np.int64)
-    carried[cutting.parcels.span] = cutting.parcels.flows.line
-    wrong = (carried[run] >= 0) & (line != carried[run])
-    _fail(wrong, "windows are of another line than their parcel")
+    carried[parcels.span] = parcels.flows.line
+    line = lines.entry_line()[spans.entry]
+    _fail((carried[run] >= 0) & (line != carried[run]), "windows are of another line than their parcel")
+    _prove_relays(lines, cutting, np.flatnonzero(parcels.relay == 1))
+    _prove_landed(lines, cutting)
+
+
+def _prove_relays(lines: Lines, cutting: Cutting, late: Ints) -> None:
+    """What goes by relay begins where what comes from holders ends, and ends with the entry; and the first parts of all
+    domains together are the whole line, so that every chain of relays begins at holders."""
+    spans, parcels = cutting.spans, cutting.parcels
+    used = distinct(parcels.span[late])
+    run, place = ragged(spans.first[used + 1] - spans.first[used])
+    row = spans.first[used][run] + place
+    entry = spans.entry[row]
+    _fail(spans.entry[entry] != entry, "direct windows are not in the order of entries")
+    before = spans.grain[entry] + spans.count[entry]
+    _fail(spans.grain[row] != before, "relayed windows do not follow direct ones")
+    _fail(spans.grain[row] + spans.count[row] != lines.grains[entry], "relayed windows end before their entry")
+    flows = parcels.flows.take(late)
+    of = np.zeros(len(lines.holders), np.int64)
+    of[flows.line] = flows.of
+    widest = -(-lines.grains[entry] // np.maximum(of[lines.entry_line()[entry]], 1))
+    _fail((spans.grain[entry] == 0) & (spans.count[entry] < widest), "chains of relays have no beginning")
+    _fail((flows.place - parcels.origin[late]) % flows.of != 1 % flows.of, "relays do not come from the domain before")
+
+
+def _prove_landed(lines: Lines, cutting: Cutting) -> None:
+    """Copies that had landed are read where they are, and no part of them twice."""
+    spans, parcels = cutting.spans, cutting.parcels
+    late = np.flatnonzero(parcels.relay == 2)
+    if not len(late):
+        return
+    span, flows = parcels.span[late], parcels.flows.take(late)
+    run, place = ragged(spans.first[span + 1] - spans.first[span])
+    row = spans.first[span][run] + place
+    entry, grain, count = spans.entry[row], spans.grain[row], spans.count[row]
+    order = np.lexsort((grain, entry, flows.needers[run]))
+    same = (entry[order][1:] == entry[order][:-1]) & (flows.needers[run[order]][1:] == flows.needers[run[order]][:-1])
+    stop = (grain + count)[order]
+    _fail(same & (grain[order][1:] < stop[:-1]), "landed copies are read twice")
+    grains = lines.grains[entry]
+    turn = grains * flows.place[run] // flows.of[run] - grains * parcels.origin[late][run] // flows.of[run]
+    at = (grain + turn) % grains  # where it is in the order of the domain that has it
+    landed = grain_at(grains, cutting.start)
+    _fail((count > 0) & (at + count > landed), "parts are read that had not landed")
 
 
 def _prove_ends(lines: Lines, cutting: Cutting, sets: SetTable, ranks: Ranks, lost: Ints) -> None:

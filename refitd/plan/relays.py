@@ -68,6 +68,7 @@ def parcel_out(lines: Lines, flows: Flows, start: int, part: Ints) -> tuple[Span
         Flows(*(np.concatenate(pair) for pair in zip(flows, passed_on, strict=True))),
         np.concatenate([flows.line, relayed[flows.line[passed]]]),
         np.repeat(np.array([0, 1]), [len(flows.line), len(passed)]),
+        np.concatenate([flows.place, flows.place[before]]),
     )
     return spans, drop_empty(spans, parcels)
 
@@ -75,7 +76,7 @@ def parcel_out(lines: Lines, flows: Flows, start: int, part: Ints) -> tuple[Span
 def drop_empty(spans: Spans, parcels: Parcels) -> Parcels:
     """Only the parcels that carry something."""
     real = np.flatnonzero(spans.nbytes()[parcels.span] > 0)
-    return Parcels(parcels.flows.take(real), parcels.span[real], parcels.relay[real])
+    return parcels.take(real)
 
 
 def hops(lines: Lines, part: Ints, flows: Flows, flow: Ints, entry: Ints, place: Ints) -> Ints:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -21,8 +22,10 @@ from refitd.plan.loads import Loads, count_loads, links
 from refitd.plan.program import Bucket, Program
 from refitd.plan.proof_rows import prove_rows
 from refitd.plan.ranksets import distinct
+from refitd.plan.reasons import reasons
 from refitd.plan.rows import Ends, Rows, limited, make_rows
 from refitd.plan.side_program import ITEM, Numbering, make_program, order_rows
+from refitd.plan.spans import WHOLE
 from refitd.plan.topology import Topology
 
 
@@ -30,7 +33,7 @@ from refitd.plan.topology import Topology
 class SidePlan:
     """Who sends what to whom, proven. Nothing of a rank is made before it is asked for.
 
-    ``part`` (lines,): thousandths of each line that go by relay. ``start``: thousandths that had landed before.
+    ``part`` (lines,): thousandths of each line that go by relay. ``unrecoverable``: bytes of a remainder that no rank has.
     """
 
     digest: str
@@ -39,7 +42,7 @@ class SidePlan:
     content: Content = field(repr=False)
     cutting: Cutting = field(repr=False)
     part: Ints = field(repr=False)
-    start: int = 0
+    unrecoverable: int = 0
 
     @property
     def ranks(self) -> tuple[str, ...]:
@@ -54,24 +57,77 @@ class SidePlan:
     @cached_property
     def bounds(self) -> Bounds:
         """Least bytes of the busiest NIC."""
-        flows = self.cutting.parcels.flows
-        nbytes = self.cutting.spans.nbytes()[self.cutting.parcels.span]
-        whole = flows._replace(holders=self.content.lines.holders[flows.line])
-        return network_bounds(self.content.lines, whole, nbytes, self.cutting, self.content.sets.table())
+        parcels = self.cutting.parcels
+        flows = parcels.flows._replace(holders=np.where(parcels.relay == 1, self._first_holders, parcels.flows.holders))
+        nbytes = self.cutting.spans.nbytes()[parcels.span]
+        return network_bounds(flows, nbytes, parcels.relay == 2, self.cutting, self.content.sets.table())
+
+    @cached_property
+    def _first_holders(self) -> Ints:
+        """Of each parcel, the holders from which its line comes first."""
+        return self.content.lines.holders[self.cutting.parcels.flows.line]
 
     @cached_property
     def totals(self) -> Mapping[str, int]:
-        """Payload bytes in the destinations' dtypes. ``relay_bytes`` are those of ``network_bytes`` that destinations send."""
+        """Payload bytes in the destinations' dtypes. ``relay_bytes`` are those of ``network_bytes`` that destinations
+        send; ``remaining_bytes`` all that the plan moves into domains; ``unrecoverable_bytes`` what no rank has."""
         loads = self.loads
+        link = self.cutting.parcels.flows.link
         nbytes = self.cutting.spans.nbytes()[self.cutting.parcels.span]
         return {
             "network_bytes": int(loads.ingress.sum()),
-            "network_bytes_min": int(nbytes[self.cutting.parcels.flows.link == NET].sum()),
+            "network_bytes_min": int(nbytes[link == NET].sum()),
             "relay_bytes": loads.relayed,
             "peer_bytes": loads.peer,
             "fabric_bytes": loads.fabric,
             "local_bytes": loads.local,
+            "remaining_bytes": int(nbytes.sum()),
+            "unrecoverable_bytes": self.unrecoverable,
         }
+
+    @cached_property
+    def report(self) -> Mapping[str, Any]:
+        """What `refitd plan` prints, but for the seconds that planning took."""
+        bounds, loads = self.bounds, self.loads
+        most = int(loads.egress.max(initial=0)), int(loads.ingress.max(initial=0))
+        gathered = self._gather_broadcast()
+        return {
+            "tensors": len(self.content.classes.dst),
+            "ranks": len(self.ranks),
+            **self.totals,
+            "egress_max_over_bound": most[0] / bounds.egress if bounds.egress else 1.0,
+            "ingress_max_over_bound": most[1] / bounds.ingress if bounds.ingress else 1.0,
+            "est_seconds": estimate(loads, self.topology, self.depth, self.bucket_bytes),
+            "bound_seconds": bound_seconds(bounds, near_bound(loads, self.content.ranks), self.topology),
+            "gather_broadcast_bytes": gathered[0],
+            "gather_broadcast_est_seconds": gathered[1],
+            "coverage": "exact",
+            "digest": self.digest,
+        }
+
+    @cached_property
+    def depth(self) -> int:
+        """Domains that a chain of relays goes through at most."""
+        parcels = self.cutting.parcels
+        late = parcels.flows.take(np.flatnonzero(parcels.relay == 1))
+        return int((-(-self.part[late.line] * late.of // WHOLE)).max(initial=0))
+
+    def _gather_broadcast(self) -> tuple[int, float]:
+        c = self.content
+        ranks, table = c.ranks, c.sets.table()
+        root = int(ranks.domain[ranks.source[0]])
+        present = np.zeros(len(table.first) - 1, dtype=bool)
+        present[table.owner()[ranks.domain[table.member] == root]] = True
+        targets = set(ranks.domain[ranks.destination].tolist()) - {root}
+        total, held = int(c.lines.nbytes.sum()), int(c.lines.nbytes[present[c.lines.holders]].sum())
+        sizes = [np.bincount(ranks.domain[numbers]) for numbers in (ranks.source, ranks.destination)]
+        least = int(sizes[1][sizes[1] > 0].min(initial=len(ranks.keys)))
+        return gather_broadcast(total, held, len(targets), (int(sizes[0][root]), least), self.topology)
+
+    @cached_property
+    def reasons(self) -> tuple[str, ...]:
+        """Why the plan is as it is, a sentence each."""
+        return reasons(self)
 
     def links(self) -> tuple[tuple[str, ...], Ints]:
         """Names of the domains, and network bytes from each to each."""
@@ -118,7 +174,7 @@ class SidePlan:
         item, half = ITEM[dtypes % 64], self.bucket_bytes // 16 * 8
         grains = expand(c.lines, c.classes, self.cutting, self.part, work)
         rows = make_rows(self._ends, work, limited(grains, item[grains.delivery], half))
-        prove_rows(self._ends, work, rows, number, whole=self.start == 0)
+        prove_rows(self._ends, work, rows, number, whole=self.cutting.start == 0 and not self.unrecoverable)
         nbytes = rows.table[:, 8:].prod(axis=1) * item[rows.delivery]
         message = self._numbering.message(work, dtypes, rows)
         rows, nbytes, bucket = order_rows(self._numbering, message, rows, nbytes)

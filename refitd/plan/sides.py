@@ -51,7 +51,7 @@ def share_out(content: Content, topology: Topology, relays: bool) -> tuple[Cutti
     cutting = cut(lines, *parcel_out(lines, flows, 0, part), sets, ranks, topology.least_share)
     if not relays or not (relayable(lines, flows) > 0).any():
         return cutting, part
-    target = network_bounds(lines, flows, lines.nbytes[flows.line], cutting, sets).egress
+    target = network_bounds(flows, lines.nbytes[flows.line], np.zeros(len(flows.line), dtype=bool), cutting, sets).egress
     for _ in range(4):
         if int(cutting.egress.load.max(initial=0)) <= target + target // _TOLERANCE:
             break

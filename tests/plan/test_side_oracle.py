@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from side_helpers import World, carry_out, expected, memory, side, worlds
+from side_helpers import TINY, World, carry_out, expected, memory, side, worlds
 
-from refitd.plan import plan_sides, topology
-from refitd.plan.topology import Link
+from refitd.plan import plan_sides
 
-TINY = replace(topology("h100-nvl8"), network=Link(10**9, 1))  # every byte is worth a share
 
 
 @settings(max_examples=300, deadline=None)
