@@ -99,6 +99,16 @@ def test_wrong_expert_maps_are_refused_with_the_experts(table: list[list[int]], 
     assert message in str(caught.value)
 
 
+def test_as_many_maps_as_layers() -> None:
+    """Two maps for three layers are refused; one map for all may begin with an empty rank."""
+    table = expert_maps.linear(4, 2)
+    with pytest.raises(LayoutError, match="expert maps: expected one for all layers, or one for each of 3, got 2"):
+        engine(experts(4, layers=3), vllm(2, experts=[table, table]), 1, HOSTS)
+    side = engine(experts(4), vllm(2, experts=[[], [3, 2, 1, 0]]), 1, HOSTS)
+    name = "model.layers.0.mlp.experts.routed_experts.w13_weight"
+    assert [side.layout(key).storages[name][0] for key in side.ranks] == [0, 64]
+
+
 def test_an_expert_map_is_never_made_up() -> None:
     """SGLang with EP needs the engine's map; without EP there is none."""
     with pytest.raises(InputError, match="experts: expected the engine's map for EP 2"):
@@ -172,13 +182,15 @@ def test_sequential_experts_and_expert_tp() -> None:
         (Parallel(dp=3, ep=3, etp=1), "EP that divides 4 experts, got EP 3"),
         (Parallel(pp=3, etp=1), "stage_layers: expected given, as 3 stages do not divide the layers, got 1"),
         (Parallel(pp=2, etp=1, stage_layers=(1, 1)), "expected 2 stages with 1 layers in all, got 2 with 2"),
-        (Parallel(tp=3, etp=1), "mlp.experts"),
+        (Parallel(tp=3, etp=3), "gate_proj.weight: expected a size that 3 ranks divide, got 4"),
+        (
+            Parallel(tp=0, pp=-1),
+            "parallel sizes: tp: expected at least 1, got 0; parallel sizes: pp: expected at least 1",
+        ),
     ],
 )
 def test_parallel_sizes_that_do_not_fit_are_refused(sizes: Parallel, message: str) -> None:
     """Sizes that contradict each other or the model say which and by how much."""
-    if message == "mlp.experts":
-        sizes, message = Parallel(tp=3, etp=3), "gate_proj.weight: expected a size that 3 ranks divide, got 4"
     with pytest.raises(LayoutError) as caught:
         megatron(experts(4), sizes, HOSTS)
     assert message in str(caught.value)

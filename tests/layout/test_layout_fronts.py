@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from refitd.errors import LayoutError
+from refitd.errors import InputError, LayoutError
 from refitd.layout import Box, Layout, Side
 from refitd.layout.fronts.engine import Engine, engine, sglang, vllm
 from refitd.layout.fronts.expert_maps import linear
@@ -116,6 +116,33 @@ def test_engine_sizes_that_do_not_fit_name_the_tensor() -> None:
         engine(catalogue("qwen3-32b"), Engine(3, 3, 1, 3, 3, 3), 1, HOSTS)
     with pytest.raises(LayoutError, match="stage_layers: expected 3 stages with 64 layers in all"):
         engine(catalogue("qwen3-32b"), vllm(1, pp=3), 1, HOSTS)
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        (
+            Engine(4, 3, 4, 4, 4, 4),
+            "engine sizes: attention: expected a number of ranks that divides the stage's 4, got 3",
+        ),
+        (Engine(0, 1, 1, 1, 1, 1), "engine sizes: width: expected at least 1, got 0"),
+        (Engine(1, 1, 1, 1, 1, 1, flavour="trt"), "engine flavour: expected vllm or sglang, got trt"),
+    ],
+)
+def test_engine_sizes_that_contradict_each_other_are_refused(shape: Engine, message: str) -> None:
+    """Parts that do not divide a stage, sizes below one, frameworks that are not known."""
+    with pytest.raises(LayoutError) as caught:
+        engine(catalogue("tiny"), shape, 1, HOSTS)
+    assert str(caught.value) == message
+
+
+def test_a_draft_needs_a_catalogue_with_mtp() -> None:
+    """The MTP part of a model that was listed without it is refused, and so is an unknown part."""
+    with pytest.raises(InputError, match="part: expected target, as tiny was listed without multi-token prediction"):
+        engine(catalogue("tiny"), vllm(1), 1, HOSTS, part="draft")
+    with pytest.raises(InputError, match="part: expected target or draft, got both"):
+        engine(catalogue("tiny"), vllm(1), 1, HOSTS, part="both")
+    assert len(engine(catalogue("tiny", mtp=True), vllm(2), 1, HOSTS, part="draft").tensors)
 
 
 RANK = places(trainer_keys(1), "trainer", HOSTS)

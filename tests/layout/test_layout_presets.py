@@ -125,6 +125,8 @@ def test_unknown_names_are_refused() -> None:
         catalogue("qwen")
     with pytest.raises(InputError, match="role of qwen3-32b: expected one of"):
         catalogue("qwen3-32b").kind("router")
-    with pytest.raises(InputError, match="domain: expected a multiple of the 4 ranks of a node, got 6"):
+    with pytest.raises(
+        InputError, match=r"hosts: expected a node of at least one rank and a domain of whole nodes, got \(4, 6\)"
+    ):
         places(["a"], "x", Hosts(4, 6))
     assert issubclass(LayoutError, InputError)

@@ -43,7 +43,7 @@ def sglang(
     ranks; experts are cut over ep, and inside over tp / ep. ``experts``: the engine's map over ep ranks, needed when ep
     > 1.
     """
-    if tp % dp or tp % ep:
+    if min(tp, dp, ep) < 1 or tp % dp or tp % ep:
         raise LayoutError([InputError("parallel sizes", f"DP and EP that divide TP {tp}", f"DP {dp}, EP {ep}")])
     if (ep > 1) != (experts is not None):
         raise LayoutError([InputError("experts", f"the engine's map for EP {ep}, or none for 1", str(experts)[:40])])
@@ -63,5 +63,8 @@ def engine(
     """
     if part not in ("target", "draft"):
         raise InputError("part", "target or draft", part)
+    if part == "draft" and not any(kind.mtp for kind in catalogue.kinds):
+        raise InputError("part", f"target, as {catalogue.name} was listed without multi-token prediction", part)
+    shape.check(replicas)
     ranks = places(engine_keys(replicas, shape.world), name, hosts)
     return EngineSide(catalogue, shape, replicas, SideBuilder(ranks, catalogue.names)).side(part == "draft")

@@ -53,6 +53,23 @@ class Engine:
         """EP ranks of a stage."""
         return self.width // self.expert_tp
 
+    def check(self, replicas: int) -> None:
+        """Raise LayoutError unless all sizes are at least 1 and every part's ranks divide the stage's."""
+        parts = ("attention", "vocab", "dense", "shared", "expert_tp")
+        sizes = {
+            name: int(getattr(self, name)) for name in ("width", "pp", "vocab_multiple", "expert_multiple", *parts)
+        }
+        sizes["replicas"] = replicas
+        bad = [InputError(f"engine sizes: {n}", "at least 1", str(size)) for n, size in sizes.items() if size < 1]
+        if not bad:
+            wrong = [name for name in parts if self.width % sizes[name]]
+            expected = f"a number of ranks that divides the stage's {self.width}"
+            bad = [InputError(f"engine sizes: {name}", expected, str(sizes[name])) for name in wrong]
+        if self.flavour not in ("vllm", "sglang"):
+            bad.append(InputError("engine flavour", "vllm or sglang", self.flavour))
+        if bad:
+            raise LayoutError(bad)
+
     def rank(self, pp: int, place: int) -> int:
         """The rank number in the replica of place ``place`` of stage ``pp``."""
         if not self.dp_outer:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from refitd.errors import InputError, LayoutError
 from refitd.layout.fronts import cuts, engine_names, expert_maps
 from refitd.layout.fronts.engine_shape import Engine
 from refitd.layout.fronts.expert_maps import ExpertMap
@@ -143,12 +144,15 @@ class EngineSide:
         given = self.shape.experts
         if given is None:
             return [([list(range(kind.row.experts))], slice(None))]
-        one = not isinstance(given[0][0], Sequence)
-        tables: Sequence[ExpertMap] = [given] if one else given  # type: ignore[list-item, assignment]
+        tables = expert_maps.by_layer(given)
+        if len(tables) not in (1, len(kind.layers)):
+            expected = f"one for all layers, or one for each of {len(kind.layers)}"
+            raise LayoutError([InputError("expert maps", expected, str(len(tables)))])
+        one = len(tables) == 1
         for i, table in enumerate(tables):
             layer = "every layer" if one else f"layer {kind.layers[i]}"
             expert_maps.check(layer, table, kind.row.experts, self.shape.ep)
-        return [(tables[0], slice(None))] if one else [(table, slice(i, i + 1)) for i, table in enumerate(tables)]
+        return [(table, slice(None) if one else slice(i, i + 1)) for i, table in enumerate(tables)]
 
     def _expert_storage(
         self, names: list[str], kind: Kind, layers: Ints, slots: _Slots, shapes: list[tuple[int, ...]]

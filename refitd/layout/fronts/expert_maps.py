@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 from refitd.errors import InputError, LayoutError
 
@@ -28,6 +29,12 @@ def physical(order: Sequence[int], ep: int) -> list[list[int]]:
         raise InputError("physical experts", f"a number of slots that {ep} ranks divide", str(len(order)))
     share = len(order) // ep
     return [list(order[rank * share : (rank + 1) * share]) for rank in range(ep)]
+
+
+def by_layer(given: ExpertMap | Sequence[ExpertMap]) -> list[ExpertMap]:
+    """The maps of all layers: one, if one was given for all."""
+    nested = any(isinstance(item, Sequence) for row in given for item in row)
+    return cast("list[ExpertMap]", list(given)) if nested else [cast("ExpertMap", given)]
 
 
 def check(layer: str, table: ExpertMap, experts: int, ep: int) -> None:

@@ -142,6 +142,8 @@ def _require(layout: Layout, buffers: Mapping[str, Buffer]) -> None:
     bad: list[InputError] = []
     seen: set[str] = set()
     for name, buffer in buffers.items():
+        if not 0 <= buffer.rank < buffer.parts:
+            bad.append(InputError(f"rank of {name}", f"one of {buffer.parts} ranks", str(buffer.rank)))
         field = f"order of {name}"
         bad += [InputError(field, "storages of the layout", s) for s in buffer.order if s not in layout.storages]
         bad += [InputError(field, "each storage in one buffer, once", s) for s in buffer.order if s in seen]

@@ -53,7 +53,10 @@ class Parallel:
 
     def check(self, experts: int) -> None:
         """Raise LayoutError unless the sizes fit each other and ``experts`` routed experts."""
-        bad = []
+        sizes = {n: getattr(self, n) for n in ("tp", "pp", "ep", "dp", "cp", "vpp")} | {"etp": self.expert_tp}
+        bad = [InputError(f"parallel sizes: {n}", "at least 1", str(size)) for n, size in sizes.items() if size < 1]
+        if bad:
+            raise LayoutError(bad)
         if self.stage % (self.expert_tp * self.ep):
             got = f"ETP {self.expert_tp} x EP {self.ep}"
             bad.append(InputError("parallel sizes", f"experts that divide the {self.stage} ranks of a stage", got))

@@ -16,8 +16,8 @@ class Hosts(NamedTuple):
 
 def places(keys: list[str], name: str, hosts: Hosts) -> list[tuple[str, str, str]]:
     """(key, node, domain) of each rank: nodes and domains are filled in rank order. ``name`` tells the sides apart."""
-    if hosts.node < 1 or hosts.domain % hosts.node:
-        raise InputError("domain", f"a multiple of the {hosts.node} ranks of a node", str(hosts.domain))
+    if hosts.node < 1 or hosts.domain < 1 or hosts.domain % hosts.node:
+        raise InputError("hosts", "a node of at least one rank and a domain of whole nodes", str(tuple(hosts)))
     return [(key, f"{name}-n{i // hosts.node}", f"{name}-d{i // hosts.domain}") for i, key in enumerate(keys)]
 
 
