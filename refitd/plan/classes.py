@@ -14,7 +14,7 @@ from refitd.plan.canon import Ranks
 from refitd.plan.forms import Cells, Form, overlap
 from refitd.plan.kept import wanted
 from refitd.plan.laid import DTYPES, Laid, lay
-from refitd.plan.ranksets import RankSets, distinct, ends
+from refitd.plan.ranksets import RankSets, distinct, ends, product, stable_order
 
 
 class Classes(NamedTuple):
@@ -65,7 +65,9 @@ def classify(source: Side, destination: Side, ranks: Ranks, sets: RankSets) -> C
         raise MismatchError(_absent(destination, needs.tensor[absent], ranks, needs))
     code = holds.combo[at] * max(len(needs.form), 1) + needs.combo
     rows = needs.side.instances[needs.rows[needs.first[:-1]]]
-    order = np.lexsort((rows[:, 4], rows[:, 3], code))
+    order = stable_order(rows[:, 4])
+    order = order[stable_order(rows[order, 3])]
+    order = order[stable_order(code[order])]
     code = code[order]
     fresh = np.append(True, code[1:] != code[:-1])[: len(code)]
     starts = np.flatnonzero(fresh)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from refitd.layout.box import Ints
 from refitd.layout.side import Side
 from refitd.plan.canon import Ranks, number_ranks
 from refitd.plan.classes import Classes, classify
@@ -43,10 +44,12 @@ def make_content(source: Side, destination: Side) -> Content:
 def _digest(source: Side, destination: Side, ranks: Ranks) -> bytes:
     """Over names and integers: the same for every order of ranks, hash seed and processor."""
     digest = hashlib.blake2b(digest_size=16)
+    digest.update(f"planner {PLANNER_VERSION}".encode())
     places = [ranks.nodes[n] for n in ranks.node.tolist()], [ranks.domains[d] for d in ranks.domain.tolist()]
-    _text(digest, [str(PLANNER_VERSION), *ranks.keys, *places[0], *places[1]])
+    _text(digest, [*ranks.keys, *places[0], *places[1]])
     for side, numbers in ((source, ranks.source), (destination, ranks.destination)):
-        _text(digest, [*side.tensors.templates, *side.storages, *side.keep, *map(str, side.keeps)])
+        _text(digest, [*map(str, side.tensors.templates), *map(str, side.keeps), *side.keep])
+        _text(digest, list(side.storages))
         _text(digest, [f"{alias}={name}" for alias, name in sorted(side.tied.items())])
         for pattern in side.patterns:
             _text(digest, [str(pattern.shape), pattern.dtype, str(pattern.slots)])
@@ -59,25 +62,21 @@ def _digest(source: Side, destination: Side, ranks: Ranks) -> bytes:
     return digest.digest()
 
 
-def plan_digest(content: Content, cutting: Cutting, sets_from: int, extra: tuple[int, ...]) -> str:
-    """Digest of a plan: its content, the cuts of its lines, and the sets of ranks that they are cut for."""
-    table = content.sets.table()
+def plan_digest(content: Content, cutting: Cutting, part: Ints, extra: tuple[int, ...]) -> str:
+    """Digest of a plan: its content, lines and cuts, from which all else follows. ``part``: what of each line goes by
+    relay; ``extra``: what else the plan was made for."""
+    table, lines, singles = content.sets.table(), content.lines, len(content.ranks.keys)
     digest = hashlib.blake2b(content.digest, digest_size=16)
-    lines, spans, parcels = content.lines, cutting.spans, cutting.parcels
-    _ints(digest, np.array(extra, np.int64), table.first[sets_from:], table.member[table.first[sets_from] :])
-    _ints(digest, lines.holders, lines.needers, lines.dtypes, lines.first, lines.entry_class, lines.entry_cell)
-    _ints(digest, spans.first, spans.entry, spans.grain, spans.count)
+    _ints(digest, np.array(extra, np.int64), table.first[singles:], table.member[table.first[singles] :])
+    _ints(digest, lines.holders, lines.needers, lines.dtypes, lines.first, part)
     _ints(digest, cutting.egress.share, cutting.ingress.share, cutting.spread.share)
-    flows = parcels.flows
-    if bool(parcels.relay.any()) or len(extra):
-        _ints(digest, parcels.span, parcels.relay)
-    _ints(digest, flows.holders, flows.needers)
     return digest.hexdigest()
 
 
-def _text(digest: Any, texts: list[Any]) -> None:
-    digest.update("\0".join("\1".join(t) if isinstance(t, tuple) else t for t in texts).encode())
-    digest.update(f"\0\0{len(texts)}".encode())
+def _text(digest: Any, texts: list[str]) -> None:
+    """Texts, and how many: none has a zero byte, so no two lists are alike."""
+    digest.update("\0".join(texts).encode())
+    digest.update(f"\0{len(texts)}\0".encode())
 
 
 def _ints(digest: Any, *columns: Any) -> None:

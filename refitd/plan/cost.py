@@ -8,7 +8,6 @@ import numpy as np
 
 from refitd.layout.box import Bools, Ints
 from refitd.plan.canon import Ranks
-from refitd.plan.cutting import Cutting
 from refitd.plan.flows import NET, Flows
 from refitd.plan.loads import Loads
 from refitd.plan.ranksets import SetTable
@@ -24,8 +23,9 @@ class Bounds(NamedTuple):
     direct: int
 
 
-def network_bounds(flows: Flows, nbytes: Ints, landed: Bools, cutting: Cutting, sets: SetTable) -> Bounds:
+def network_bounds(flows: Flows, nbytes: Ints, landed: Bools, loads: tuple[Ints, Ints], sets: SetTable) -> Bounds:
     """Bounds of flows of ``nbytes`` each (docs/planning.md proves them). ``landed``: flows that any of several could send.
+    ``loads``: bytes of every rank out and in, by which ranks are ordered.
 
     Ingress: for any ranks T, the bytes that only ranks of T may bring in, over the number of T. Egress with relays: at
     least the ingress bound; all network bytes over all NICs that may send; and, for any T, the bytes of which only T
@@ -39,12 +39,12 @@ def network_bounds(flows: Flows, nbytes: Ints, landed: Bools, cutting: Cutting, 
     np.add.at(out, flows.holders[held], nbytes[held])
     first = np.flatnonzero(held & (flows.place == 0))
     np.add.at(once, flows.holders[first], nbytes[first])
-    ingress = bound(into, sets, cutting.ingress.load)
-    able = np.zeros(len(cutting.ingress.load), dtype=bool)
+    ingress = bound(into, sets, loads[1])
+    able = np.zeros(len(loads[1]), dtype=bool)
     able[sets.member[((into + out) > 0)[sets.owner()]]] = True
     mean = -(-int(nbytes[network].sum()) // max(int(able.sum()), 1))
-    egress = max(ingress, mean, bound(once, sets, cutting.egress.load))
-    return Bounds(egress, ingress, bound(out, sets, cutting.egress.load))
+    egress = max(ingress, mean, bound(once, sets, loads[0]))
+    return Bounds(egress, ingress, bound(out, sets, loads[0]))
 
 
 def near_bound(loads: Loads, ranks: Ranks) -> int:

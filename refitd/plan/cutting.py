@@ -9,7 +9,7 @@ import numpy as np
 from refitd.layout.box import Ints
 from refitd.plan.flows import NET, Flows
 from refitd.plan.lines import Lines
-from refitd.plan.ranksets import SetTable, distinct, ends
+from refitd.plan.ranksets import SetTable, distinct, ends, stable_order
 from refitd.plan.share import Shares, pour
 from refitd.plan.spans import Spans, snap
 
@@ -76,10 +76,13 @@ class Division(NamedTuple):
         return member
 
 
-def demand(parcels: Parcels, nbytes: Ints, column: Ints, chosen: Ints, sets: int) -> Ints:
-    """Bytes of the ``chosen`` parcels by set."""
+def demand(column: Ints, nbytes: Ints, chosen: Ints, sets: int) -> Ints:
+    """Bytes of the ``chosen`` parcels by their set in ``column``."""
     total = np.zeros(sets, np.int64)
-    np.add.at(total, column[chosen], nbytes[chosen])
+    if len(chosen) == len(column):
+        np.add.at(total, column, nbytes)
+    else:
+        np.add.at(total, column[chosen], nbytes[chosen])
     return total
 
 
@@ -88,7 +91,7 @@ def divide(
 ) -> Division:
     """Cut the ``chosen`` parcels of each set into the members' shares. ``column``: the set of every parcel."""
     several = chosen[sets.size()[column[chosen]] > 1]
-    order = several[np.argsort(column[several], kind="stable")]
+    order = several[stable_order(column[several])]
     run = ends(nbytes[order])
     offset = np.zeros(len(column), np.int64)
     offset[order] = run[:-1]
@@ -114,19 +117,15 @@ def cut(
 ) -> Cutting:
     """Share out and cut. Parcels must carry something each."""
     flows, nbytes = parcels.flows, spans.nbytes()[parcels.span]
+    far = flows.link == NET
+    network, near = np.flatnonzero(far), np.flatnonzero(~far)
+    direct = np.flatnonzero(far & (parcels.relay != 1))
+    jobs = (flows.holders, direct), (flows.needers, network), (flows.holders, near)
     count = len(sets.first) - 1
-    network = np.flatnonzero(flows.link == NET)
-    direct = network[parcels.relay[network] != 1]
-    near = np.flatnonzero(flows.link != NET)
-    shares = [
-        pour(demand(parcels, nbytes, column, chosen, count), sets, ranks, least)
-        for column, chosen in ((flows.holders, direct), (flows.needers, network), (flows.holders, near))
-    ]
+    shares = [pour(demand(column, nbytes, chosen, count), sets, ranks, least) for column, chosen in jobs]
     divisions = [
         divide(lines, spans, parcels, nbytes, column, chosen, sets, share.share)
-        for (column, chosen), share in zip(
-            ((flows.holders, direct), (flows.needers, network), (flows.holders, near)), shares, strict=True
-        )
+        for (column, chosen), share in zip(jobs, shares, strict=True)
     ]
     return Cutting(spans, parcels, _segments(parcels, nbytes, divisions, sets), *shares, start)
 

@@ -15,7 +15,7 @@ from refitd.plan.cutting import Cutting
 from refitd.plan.flows import NEAR_FABRIC, NEAR_PEER
 from refitd.plan.laid import Laid
 from refitd.plan.lines import PARTS, Lines
-from refitd.plan.ranksets import SetTable, ends, ragged
+from refitd.plan.ranksets import SetTable, ends, product, ragged
 from refitd.plan.relays import hops
 
 
@@ -120,7 +120,7 @@ def expand(lines: Lines, classes: Classes, cutting: Cutting, part: Ints, work: D
     late = np.flatnonzero(cutting.parcels.relay[parcel] == 1)
     stage[late] += 2 * hops(lines, part, flows, parcel[late], entry[late], place[late])
     whole = Grains(run[unit], entry, want, place * PARTS // lines.grains[entry], stage, lo, hi)
-    item = lines.cell_bytes[entry] // (classes.hi[cell] - classes.lo[cell]).prod(axis=1)
+    item = lines.cell_bytes[entry] // product(classes.hi - classes.lo)[cell]
     inner = np.maximum(begin[unit] - grain * size, 0) // item, np.minimum(end[unit] - grain * size, size) // item
     return _cut_inside(whole, inner[0], inner[1], size // item)
 

@@ -11,7 +11,7 @@ from refitd.layout.box import Ints
 from refitd.layout.dtypes import ITEMSIZE
 from refitd.layout.side import Side
 from refitd.plan.forms import Form, make_form
-from refitd.plan.ranksets import RankSets, distinct, ends
+from refitd.plan.ranksets import RankSets, distinct, ends, stable_order
 
 
 class Laid(NamedTuple):
@@ -54,7 +54,7 @@ def lay(side: Side, numbers: Ints, sets: RankSets, used: Ints | None, writes: bo
     groups = len(side.groups) + 1
     code = table[mine, 1] * groups + table[mine, 2]
     key = table[mine, 0] * len(DTYPES) + (dtype_of[table[mine, 1]] if writes else 0)
-    order = np.lexsort((code, key))
+    order = stable_order(key * (len(side.patterns) * groups + 1) + code)
     rows, key, code = mine[order], key[order], code[order]
     fresh = np.append(True, key[1:] != key[:-1])[: len(key)]
     first = np.append(np.flatnonzero(fresh), len(key)).astype(np.int64)

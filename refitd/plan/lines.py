@@ -14,7 +14,7 @@ from refitd.layout.box import Ints
 from refitd.layout.dtypes import ITEMSIZE
 from refitd.plan.classes import Classes
 from refitd.plan.laid import DTYPES
-from refitd.plan.ranksets import ragged
+from refitd.plan.ranksets import product, ragged, stable_order
 
 PARTS = 20  # grains into which a large cell is cut at most; a class of as many tensors needs no cutting
 _LARGE = 256 * 1024  # bytes; smaller cells are one grain
@@ -69,7 +69,7 @@ def make_lines(classes: Classes) -> Lines:
     count = classes.count()[entry_class]
     item = _ITEM[dst_dtype[entry_class]]
     extent = classes.hi - classes.lo
-    nbytes = extent.prod(axis=1)[cell] * item
+    nbytes = product(extent)[cell] * item
     axis = (extent > 1).argmax(axis=1)[cell]
     parts = _parts(count, nbytes, np.take_along_axis(extent, (extent > 1).argmax(axis=1)[:, None], axis=1)[cell, 0])
     first = np.append(starts, len(order)).astype(np.int64)
@@ -87,7 +87,7 @@ def _sorted(columns: tuple[Ints, ...]) -> tuple[Ints, Ints]:
     code = np.zeros(len(columns[0]), np.int64)
     for column in columns:
         code = code * (int(column.max(initial=0)) + 1) + column
-    order = np.argsort(code, kind="stable")
+    order = stable_order(code)
     code = code[order]
     return order, np.flatnonzero(np.append(True, code[1:] != code[:-1])[: len(code)])
 

@@ -44,8 +44,8 @@ def lose(plan: SidePlan, ranks: Sequence[str], at: float) -> SidePlan:
     count = np.where(needers >= 0, sets.size()[needers], 0)
     due = count * (_remaining(content.lines, start) - np.where(holders < 0, dead.gone, 0))
     prove_cuts(content.lines, cutting, sets, content.ranks, due, lost)
-    digest = plan_digest(content, cutting, len(content.ranks.keys), (start, *lost.tolist()))
     part = np.zeros(len(content.lines.holders), np.int64)
+    digest = plan_digest(content, cutting, part, (start, *lost.tolist()))
     gone = int(dead.gone[(holders < 0) & (needers >= 0)].sum())
     return SidePlan(digest, plan.topology, plan.bucket_bytes, content, cutting, part, unrecoverable=gone)
 

@@ -212,16 +212,29 @@ def _prove_landed(lines: Lines, cutting: Cutting) -> None:
 def _prove_ends(lines: Lines, cutting: Cutting, sets: SetTable, ranks: Ranks, lost: Ints) -> None:
     parcel, _, _, src, dst = cutting.segments
     flows, relay = cutting.parcels.flows, cutting.parcels.relay
-    line, passed = flows.line[parcel], relay[parcel] > 0
-    _fail(~sets.contains(flows.needers[parcel], dst), "segments go to a rank that is not of their flow")
-    _fail(~sets.contains(lines.needers[line], dst), "segments go to a rank that does not need them")
-    direct = np.flatnonzero(~passed)
-    _fail(~sets.contains(lines.holders[line[direct]], src[direct]), "segments come from a rank that does not hold them")
-    late = np.flatnonzero(passed)
-    _fail(~sets.contains(lines.needers[line[late]], src[late]), "relays come from a rank that never gets them")
-    network = np.flatnonzero(flows.link[parcel] == NET)
-    _fail(ranks.domain[src[network]] == ranks.domain[dst[network]], "segments cross the network inside a domain")
-    near = np.flatnonzero(flows.link[parcel] != NET)
-    _fail(ranks.domain[src[near]] != ranks.domain[dst[near]], "near segments leave their domain")
+    _require(sets.hold(flows.needers[parcel], dst), "a segment goes to a rank that is not of its flow")
+    _require(sets.hold(flows.holders[parcel], src), "a segment comes from a rank that is not of its flow")
+    _require(_inside(sets, flows.needers, lines.needers[flows.line]), "a flow brings a line to a rank that needs it not")
+    direct = relay == 0
+    held = np.where(direct, lines.holders[flows.line], lines.needers[flows.line])
+    _require(_inside(sets, flows.holders, held), "a flow comes from a rank that never has the line")
+    home = ranks.domain[sets.member[sets.first[:-1]]]
+    across = home[flows.needers[parcel]] != ranks.domain[src]
+    _fail(across != (flows.link[parcel] == NET), "segments cross the network inside a domain, or leave it without")
     if len(lost):
         _fail(np.isin(src, lost) | np.isin(dst, lost), "segments use a rank that is lost")
+
+
+def _require(right: bool, what: str) -> None:
+    if not right:
+        raise ProofError(what)
+
+
+def _inside(sets: SetTable, parts: Ints, wholes: Ints) -> bool:
+    """Whether every set of ``parts`` is inside the set of ``wholes`` beside it; each pair is looked at once."""
+    if not len(parts):
+        return True
+    top = int(wholes.max()) + 1
+    part, whole = np.divmod(distinct(parts * top + wholes), top)
+    row, place = ragged(sets.size()[part])
+    return sets.hold(whole[row], sets.member[sets.first[part][row] + place])

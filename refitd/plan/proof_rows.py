@@ -10,25 +10,46 @@ from refitd.layout.box import Bools, Ints
 from refitd.plan.classes import Classes
 from refitd.plan.expand import Deliveries, PieceIndex
 from refitd.plan.laid import Laid
-from refitd.plan.ranksets import ends, ragged
+from refitd.plan.ranksets import ends, product, ragged, stable_order
 from refitd.plan.rows import Ends, Rows
 
 
 def prove_rows(ends_: Ends, work: Deliveries, rows: Rows, rank: int, whole: bool) -> None:
-    """Raise ProofError unless the rows of ``rank`` are right. ``whole``: nothing that it needs is there already."""
+    """Raise ProofError unless the rows of ``rank`` are right. ``whole``: nothing that it needs is there already.
+
+    Rows that follow each other and differ only in their tensor and their addresses are looked at as one.
+    """
     classes = ends_.classes
-    held = work.held[rows.delivery].astype(bool)
-    src, dst = work.src[rows.delivery], work.dst[rows.delivery]
     target = _Side(classes.destination, ends_.destination, classes.dst)
     source = _Side(classes.source, ends_.source, classes.src)
-    strides = target.strides[rows.dst_piece]
-    target.prove(rows, np.arange(len(held)), rows.dst_piece, dst, rows.table[:, 4:8], strides)
-    for side, mine in ((source, np.flatnonzero(~held)), (target, np.flatnonzero(held))):
-        side.prove(rows, mine, rows.src_piece, src, rows.table[:, :4], strides)
-    received = np.flatnonzero(dst == rank)
+    head, run = _runs(rows, target, source)
+    heads = rows.take(head)
+    place = _places(heads, target.strides[heads.dst_piece])
+    held = work.held[heads.delivery].astype(bool)
+    ends_of = (
+        (target, np.ones(len(head), dtype=bool), rows.dst_piece, work.dst, 4),
+        (source, ~held, rows.src_piece, work.src, 0),
+        (target, held, rows.src_piece, work.src, 0),
+    )
+    for side, mine, piece, owner, column in ends_of:
+        side.prove(heads, np.flatnonzero(mine), piece[head], owner[heads.delivery], column, place)
+        side.prove_starts(rows, np.flatnonzero(mine[run]), piece, column)
+    received = np.flatnonzero(work.dst[rows.delivery] == rank)
     _prove_once(target, rows, received)
     if whole:
         _prove_filled(classes, target, rows, received, rank)
+
+
+def _runs(rows: Rows, target: _Side, source: _Side) -> tuple[Ints, Ints]:
+    """The first row of every run of like rows, and the run of every row."""
+    same = np.ones(max(len(rows.want) - 1, 0), dtype=bool)
+    table = rows.table
+    columns = [rows.delivery, rows.src_piece, rows.dst_piece, *rows.lo.T, *rows.hi.T, *table.T[[2, 3, 6, 7, 8, 9]],
+               target.combo(rows.want), source.combo(rows.want)]  # fmt: skip
+    for column in columns:
+        same &= column[1:] == column[:-1]
+    fresh = np.append(True, ~same)[: len(rows.want)]
+    return np.flatnonzero(fresh), np.cumsum(fresh) - 1
 
 
 def _fail(wrong: Bools, what: str) -> None:
@@ -44,44 +65,49 @@ class _Side:
         self.first = ends(np.array([len(slots) for slots in laid.slots], np.int64))
         self.ranks = np.concatenate([np.zeros(0, np.int64), *laid.slots])
 
-    def prove(self, rows: Rows, mine: Ints, piece: Ints, rank: Ints, table: Ints, order: Ints) -> None:
-        """Rows ``mine`` walk their box in ``piece`` of ``rank``. ``table``: storage, offset, strides; ``order``: the
-        destination's strides (rows, D)."""
-        if not len(mine):
-            return
-        piece, want, lo, hi = piece[mine], rows.want[mine], rows.lo[mine], rows.hi[mine]
-        tensor = self.tensor[want]
-        combo = self.laid.combo[tensor]
+    def combo(self, want: Ints) -> Ints:
+        """How the tensors of these wants are laid out."""
+        return self.laid.combo[self.tensor[want]]
+
+    def prove(self, rows: Rows, mine: Ints, piece: Ints, rank: Ints, column: int, place: tuple[Ints, Ints]) -> None:
+        """Rows ``mine`` walk their box in ``piece`` of ``rank``; ``column``: where that end begins in the table."""
+        piece, lo, hi, combo = piece[mine], rows.lo[mine], rows.hi[mine], self.combo(rows.want[mine])
         form = self.laid.form[combo]
         _fail((piece < self.base[form]) | (piece >= self.base[form + 1]), "name a piece of another tensor")
         _fail(self.ranks[self.first[combo] + self.slot[piece]] != rank[mine], "name a piece of another rank")
         outside = (lo < self.lo[piece]) | (hi > self.hi[piece]) | (lo >= hi)
         _fail(outside.any(axis=1), "fill a box outside their piece")
-        at = self.laid.side.instances[self.laid.rows[self.laid.first[tensor] + self.part[piece]]]
-        strides = self.strides[piece]
-        start = at[:, 4] + self.offset[piece] + ((lo - self.lo[piece]) * strides).sum(axis=1)
-        storage, offset, down, across = table[mine].T
-        _fail((storage != at[:, 3]) | (offset != start), "start at another element than they claim")
-        place = _places(rows, mine, rows.table[mine, 8:], order[mine])
-        walked = place[0] * down[:, None] + place[1] * across[:, None]
-        _fail(((hi - lo > 1) & (walked != strides)).any(axis=1), "walk another lattice than their box")
+        down, across = rows.table[mine, column + 2 : column + 3], rows.table[mine, column + 3 : column + 4]
+        walked = place[0][mine] * down + place[1][mine] * across
+        _fail(((hi - lo > 1) & (walked != self.strides[piece])).any(axis=1), "walk another lattice than their box")
+
+    def prove_starts(self, rows: Rows, mine: Ints, piece: Ints, column: int) -> None:
+        """Rows ``mine`` start at the first element of their box, in the storage of their piece."""
+        piece, tensor = piece[mine], self.tensor[rows.want[mine]]
+        at = self.laid.rows[self.laid.first[tensor] + self.part[piece]]
+        instances = self.laid.side.instances
+        start = instances[at, 4] + self.offset[piece]
+        for d in range(self.lo.shape[1]):
+            start += (rows.lo[mine, d] - self.lo[piece, d]) * self.strides[piece, d]
+        table = rows.table
+        wrong = (table[mine, column] != instances[at, 3]) | (table[mine, column + 1] != start)
+        _fail(wrong, "start at another element than they claim")
 
     def volume(self) -> Ints:
         """Elements of every piece."""
-        return (self.hi - self.lo).prod(axis=1)
+        return product(self.hi - self.lo)
 
 
-def _places(rows: Rows, mine: Ints, size: Ints, strides: Ints) -> tuple[Ints, Ints]:
+def _places(rows: Rows, strides: Ints) -> tuple[Ints, Ints]:
     """Rows and columns that one step along each dimension of the box advances, (N, D) each.
 
-    Dimensions are the digits of a mixed radix number, by the destination's strides: the smallest first fills the
+    Dimensions are the digits of a mixed radix number, by the destination's ``strides``: the smallest first fills the
     columns. Fails where the digits do not fill rows and columns exactly.
     """
-    shape = rows.hi[mine] - rows.lo[mine]
+    shape, size = rows.hi - rows.lo, rows.table[:, 8:]
     down, across = np.zeros_like(shape), np.zeros_like(shape)
-    filled, lines = np.ones(len(mine), np.int64), np.ones(len(mine), np.int64)
-    each = np.arange(len(mine))
-    order = np.argsort(strides, axis=1, kind="stable")
+    filled, lines = np.ones(len(shape), np.int64), np.ones(len(shape), np.int64)
+    each, order = np.arange(len(shape)), np.argsort(strides, axis=1, kind="stable")
     for d in range(shape.shape[1]):
         axis = order[:, d]
         extent = shape[each, axis]
@@ -99,7 +125,8 @@ def _prove_once(target: _Side, rows: Rows, received: Ints) -> None:
     storage, offset, down, across = rows.table[received, 4:8].T
     height, width = rows.table[received, 8:].T
     last = offset + (height - 1) * down + (width - 1) * across
-    order = np.lexsort((offset, storage))
+    order = stable_order(offset)
+    order = order[stable_order(storage[order])]
     follows = (storage[order[1:]] != storage[order[:-1]]) | (offset[order[1:]] > last[order[:-1]])
     if follows.all() and (last - offset + 1 == height * width).all():
         return
@@ -126,7 +153,7 @@ def _prove_filled(classes: Classes, target: _Side, rows: Rows, received: Ints, r
     """Every piece of the rank gets as many elements as it has."""
     laid = classes.destination
     got = np.zeros(len(laid.tensor), np.int64)
-    np.add.at(got, classes.dst[rows.want[received]], rows.table[received, 8:].prod(axis=1))
+    np.add.at(got, classes.dst[rows.want[received]], product(rows.table[received, 8:]))
     combo = np.repeat(np.arange(len(laid.form)), [len(laid.forms[f].piece_slot) for f in laid.form.tolist()])
     piece, _ = ragged(np.array([len(laid.forms[f].piece_slot) for f in laid.form.tolist()], np.int64))
     number = target.base[laid.form[piece]] + _

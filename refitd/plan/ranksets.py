@@ -40,6 +40,14 @@ class SetTable(NamedTuple):
         return found
 
 
+    def hold(self, numbers: Ints, ranks: Ints) -> bool:
+        """Whether rank k is in set k for all k. Looks at each pair once."""
+        if not len(numbers):
+            return True
+        top = int(ranks.max()) + 1
+        return bool(self.contains(*np.divmod(distinct(numbers * top + ranks), top)).all())
+
+
 class RankSets:
     """Interns sets; numbers follow the order in which sets of more than one rank were first seen."""
 
@@ -89,6 +97,22 @@ def distinct(values: Ints) -> Ints:
     """The distinct values, sorted. (NumPy's own hashes first, which is slower here.)"""
     values = np.sort(values)
     return values[np.append(True, values[1:] != values[:-1])[: len(values)]]
+
+
+def stable_order(code: Ints) -> Ints:
+    """The stable order of non-negative codes. Sorts values that carry their place, which NumPy does much faster."""
+    bits = max(len(code) - 1, 1).bit_length()
+    if len(code) and int(code.max()) < 1 << (62 - bits):
+        return np.sort((code << bits) | np.arange(len(code))) & ((1 << bits) - 1)
+    return np.argsort(code, kind="stable")
+
+
+def product(table: Ints) -> Ints:
+    """The product of each row, column by column: much faster than along short rows."""
+    result = np.ones(len(table), np.int64)
+    for column in table.T:
+        result = result * column
+    return result
 
 
 def ragged(counts: Ints) -> tuple[Ints, Ints]:

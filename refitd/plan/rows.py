@@ -13,7 +13,7 @@ from refitd.plan.expand import Deliveries, Grains, PieceIndex, range_boxes
 from refitd.plan.laid import Laid
 from refitd.plan.lines import Lines
 from refitd.plan.moves import merge
-from refitd.plan.ranksets import ragged
+from refitd.plan.ranksets import product, ragged
 
 
 class Rows(NamedTuple):
@@ -78,7 +78,7 @@ def make_rows(ends: Ends, work: Deliveries, grains: Grains) -> Rows:
 
 def limited(grains: Grains, itemsize: Ints, most: int) -> Grains:
     """Boxes of more than ``most`` bytes in parts of at most that. ``itemsize`` (grains,): of the destination's dtype."""
-    volume = (grains.hi - grains.lo).prod(axis=1)
+    volume = product(grains.hi - grains.lo)
     large = np.flatnonzero(volume * itemsize > most)
     if not len(large):
         return grains
@@ -111,7 +111,8 @@ def _units(grains: Grains) -> tuple[Ints, Ints]:
     """Runs of grains of one delivery and box: the run of each grain, and the first grain of each run."""
     fresh = np.ones(len(grains.entry), dtype=bool)
     same = (grains.delivery[1:] == grains.delivery[:-1]) & (grains.entry[1:] == grains.entry[:-1])
-    same &= (grains.lo[1:] == grains.lo[:-1]).all(axis=1) & (grains.hi[1:] == grains.hi[:-1]).all(axis=1)
+    for column in (*grains.lo.T, *grains.hi.T):
+        same &= column[1:] == column[:-1]
     fresh[1:] = ~same
     return np.cumsum(fresh) - 1, np.flatnonzero(fresh)
 
@@ -140,15 +141,17 @@ def _at(ends: Ends, piece: Ints, held: Ints) -> tuple[list[Ints], list[Ints]]:
 
 def _instance(ends: Ends, want: Ints, part: Ints, held: Ints) -> tuple[Ints, Ints]:
     classes = ends.classes
-    a = _placed(classes.source, classes.src[want], np.where(held, 0, part))
-    b = _placed(classes.destination, classes.dst[want], np.where(held, part, 0))
-    return np.where(held, b[0], a[0]), np.where(held, b[1], a[1])
+    storage, base = np.zeros(len(want), np.int64), np.zeros(len(want), np.int64)
+    for laid, tensor, mine in ((classes.source, classes.src, ~held), (classes.destination, classes.dst, held)):
+        at = np.flatnonzero(mine)
+        storage[at], base[at] = _placed(laid, tensor[want[at]], part[at])
+    return storage, base
 
 
 def _placed(laid: Laid, tensor: Ints, part: Ints) -> tuple[Ints, Ints]:
     """Storage and base of a part of tensors (rows of `Laid`)."""
-    rows = laid.side.instances[laid.rows[laid.first[tensor] + part]]
-    return rows[:, 3], rows[:, 4]
+    rows = laid.rows[laid.first[tensor] + part]
+    return laid.side.instances[rows, 3], laid.side.instances[rows, 4]
 
 
 def _shallow(lo: Ints, hi: Ints, src_strides: Ints, dst_strides: Ints) -> tuple[Ints, Ints, Ints]:

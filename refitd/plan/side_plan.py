@@ -21,7 +21,7 @@ from refitd.plan.held import Held
 from refitd.plan.loads import Loads, count_loads, links
 from refitd.plan.program import Bucket, Program
 from refitd.plan.proof_rows import prove_rows
-from refitd.plan.ranksets import distinct
+from refitd.plan.ranksets import distinct, product
 from refitd.plan.reasons import reasons
 from refitd.plan.rows import Ends, Rows, limited, make_rows
 from refitd.plan.side_program import ITEM, Numbering, make_program, order_rows
@@ -60,7 +60,8 @@ class SidePlan:
         parcels = self.cutting.parcels
         flows = parcels.flows._replace(holders=np.where(parcels.relay == 1, self._first_holders, parcels.flows.holders))
         nbytes = self.cutting.spans.nbytes()[parcels.span]
-        return network_bounds(flows, nbytes, parcels.relay == 2, self.cutting, self.content.sets.table())
+        loads = self.cutting.egress.load, self.cutting.ingress.load
+        return network_bounds(flows, nbytes, parcels.relay == 2, loads, self.content.sets.table())
 
     @cached_property
     def _first_holders(self) -> Ints:
@@ -139,14 +140,14 @@ class SidePlan:
 
     def held(self, rank: str, buckets: Iterable[int]) -> Held:
         """What ``rank`` has once these of its buckets are verified. Raises InputError for buckets of others."""
-        program, rows = self._made(rank)
+        program, rows, chosen = self._made(rank)
         mine = {bucket.id: bucket for bucket in program.receives()}
         side, classes = self.content.classes.destination, self.content.classes
         boxes: dict[str, list[Box]] = {}
         for number in sorted(set(buckets)):
             if number not in mine:
                 raise InputError("bucket ids", f"buckets that {rank} receives", str(number))
-            at = slice(mine[number].first, mine[number].last)
+            at = chosen[mine[number].first : mine[number].last]
             for want, lo, hi in zip(rows.want[at].tolist(), rows.lo[at].tolist(), rows.hi[at].tolist(), strict=True):
                 tensor = int(classes.dst[want])
                 dims = len(side.forms[int(side.form[side.combo[tensor]])].shape)
@@ -165,7 +166,7 @@ class SidePlan:
         c = self.content
         return Ends(c.classes, c.lines, c.ranks, PieceIndex(c.classes.source), PieceIndex(c.classes.destination))
 
-    def _made(self, rank: str) -> tuple[Program, Rows]:
+    def _made(self, rank: str) -> tuple[Program, Rows, Ints]:
         c = self.content
         number = int(c.ranks.numbers([rank])[0])
         work = deliveries(self.cutting, c.sets.table(), c.ranks, number)
@@ -175,12 +176,11 @@ class SidePlan:
         grains = expand(c.lines, c.classes, self.cutting, self.part, work)
         rows = make_rows(self._ends, work, limited(grains, item[grains.delivery], half))
         prove_rows(self._ends, work, rows, number, whole=self.cutting.start == 0 and not self.unrecoverable)
-        nbytes = rows.table[:, 8:].prod(axis=1) * item[rows.delivery]
-        message = self._numbering.message(work, dtypes, rows)
-        rows, nbytes, bucket = order_rows(self._numbering, message, rows, nbytes)
+        nbytes = product(rows.table[:, 8:]) * item[rows.delivery]
+        order = order_rows(self._numbering, self._numbering.message(work, dtypes, rows), rows, nbytes)
         sides = c.classes.source.side, c.classes.destination.side
-        program, order = make_program(rank, self.digest, sides, c.ranks, work, rows, bucket, nbytes)
-        return program, rows.take(order)
+        program, chosen = make_program(rank, self.digest, sides, c.ranks, work, rows, order)
+        return program, rows, chosen
 
     @cached_property
     def _numbering(self) -> Numbering:

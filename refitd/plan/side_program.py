@@ -17,7 +17,7 @@ from refitd.plan.canon import Ranks
 from refitd.plan.expand import Deliveries
 from refitd.plan.laid import DTYPES
 from refitd.plan.program import LINKS, Bucket, Program, StorageRef
-from refitd.plan.ranksets import distinct
+from refitd.plan.ranksets import distinct, stable_order
 from refitd.plan.rows import Rows
 
 ITEM = np.array([ITEMSIZE[dtype] for dtype in DTYPES], np.int64)
@@ -39,55 +39,62 @@ class Numbering(NamedTuple):
         return rows.stage * (self.ranks * self.ranks * len(self.pairs)) + edge[rows.delivery]
 
 
-def order_rows(numbering: Numbering, message: Ints, rows: Rows, nbytes: Ints) -> tuple[Rows, Ints, Ints]:
-    """Rows by message, phase and destination address; the bytes of each, and the number of its bucket."""
-    order = np.lexsort((rows.table[:, 5], rows.table[:, 4], rows.phase, message))
-    rows, nbytes = rows.take(order), nbytes[order]
-    number = message[order]
+class Order(NamedTuple):
+    """Rows by message, phase and destination address: ``row``; the ``bucket`` of each and its ``nbytes``."""
+
+    row: Ints
+    bucket: Ints
+    nbytes: Ints
+
+
+def order_rows(numbering: Numbering, message: Ints, rows: Rows, nbytes: Ints) -> Order:
+    """Put rows in order and number their buckets. Raises PlanError where the numbers would not fit a record."""
+    order = stable_order(rows.table[:, 5])
+    for key in (rows.table[:, 4], rows.phase, message):
+        order = order[stable_order(key[order])]
+    nbytes, number = nbytes[order], message[order]
     fresh = np.append(True, number[1:] != number[:-1])[: len(number)]
     done = np.cumsum(nbytes) - nbytes
     within = done - done[fresh][np.cumsum(fresh) - 1]
     bucket = number * numbering.most + within // numbering.half
     if len(bucket) and int(bucket.max()) > codec.MAX_INT:
         raise PlanError(f"{int(bucket.max())} bucket numbers: a larger bucket_bytes is needed")
-    return rows, nbytes, bucket
+    return Order(order, bucket, nbytes)
 
 
 def make_program(
-    key: str, digest: str, sides: tuple[Side, Side], ranks: Ranks, work: Deliveries, rows: Rows, bucket: Ints, nbytes: Ints
+    key: str, digest: str, sides: tuple[Side, Side], ranks: Ranks, work: Deliveries, rows: Rows, order: Order
 ) -> tuple[Program, Ints]:
-    """The program, and the order in which it has the rows. Buckets run by stage, then by phase, the peers in turn."""
+    """The program, and the rows in its order. Buckets run by stage, then by phase, the peers in turn."""
+    bucket = order.bucket
     starts = np.flatnonzero(np.append(True, bucket[1:] != bucket[:-1])[: len(bucket)])
-    stops = np.append(starts[1:], len(bucket))
-    head = rows.delivery[starts]
-    me = ranks.numbers([key])[0]
-    peer = np.where(work.src[head] == me, work.dst[head], work.src[head])
-    turn = (peer - me) % len(ranks.keys)
-    run = np.lexsort((bucket[starts], turn, rows.phase[starts], rows.stage[starts]))
-    sizes = stops - starts
-    order = np.repeat(starts[run] - np.append(0, np.cumsum(sizes[run])[:-1]), sizes[run]) + np.arange(len(bucket))
-    total = np.add.reduceat(nbytes, starts) if len(starts) else starts
-    last = np.cumsum(sizes[run])
-    columns = zip(
-        bucket[starts[run]].tolist(), work.src[head[run]].tolist(), work.dst[head[run]].tolist(),
-        work.link[head[run]].tolist(), rows.stage[starts[run]].tolist(), total[run].tolist(),
-        (last - sizes[run]).tolist(), last.tolist(), strict=True,
-    )  # fmt: skip
+    sizes = np.diff(np.append(starts, len(bucket)))
+    head = order.row[starts]
+    src, dst = work.src[rows.delivery[head]], work.dst[rows.delivery[head]]
+    me = int(ranks.numbers([key])[0])
+    turn = (np.where(src == me, dst, src) - me) % len(ranks.keys)
+    run = np.lexsort((bucket[starts], turn, rows.phase[head], rows.stage[head]))
+    sizes, last = sizes[run], np.cumsum(sizes[run])
+    place = np.repeat(starts[run] - last + sizes, sizes) + np.arange(len(bucket))
+    total = np.add.reduceat(order.nbytes, starts)[run] if len(starts) else starts
+    link = work.link[rows.delivery[head[run]]]
+    columns = (bucket[starts[run]], src[run], dst[run], link, rows.stage[head[run]], total, last - sizes, last)
     buckets = tuple(
-        Bucket(number, ranks.keys[src], ranks.keys[dst], LINKS[link], stage, size, first, stop)
-        for number, src, dst, link, stage, size, first, stop in columns
+        Bucket(number, ranks.keys[s], ranks.keys[d], LINKS[way], stage, size, first, stop)
+        for number, s, d, way, stage, size, first, stop in zip(*(c.tolist() for c in columns), strict=True)
     )
-    moves, storages = _with_storages(sides, ranks, work, rows.take(order))
-    return Program(key, digest, buckets, moves, storages), order
+    chosen = order.row[place]
+    moves, storages = _with_storages(sides, ranks, work, rows.table[chosen], rows.delivery[chosen])
+    return Program(key, digest, buckets, moves, storages), chosen
 
 
 def _with_storages(
-    sides: tuple[Side, Side], ranks: Ranks, work: Deliveries, rows: Rows
+    sides: tuple[Side, Side], ranks: Ranks, work: Deliveries, table: Ints, delivery: Ints
 ) -> tuple[Ints, Sequence[StorageRef]]:
     """The move table with storages of its own numbering, and those storages."""
-    table, count = rows.table.copy(), max(len(side.storages) for side in sides)
-    src = (work.held * len(ranks.keys) + work.src)[rows.delivery] * count + table[:, 0]
-    dst = (len(ranks.keys) + work.dst)[rows.delivery] * count + table[:, 4]
+    count = max(len(side.storages) for side in sides)
+    src = (work.held * len(ranks.keys) + work.src)[delivery] * count + table[:, 0]
+    dst = (len(ranks.keys) + work.dst)[delivery] * count + table[:, 4]
     used = distinct(np.concatenate([src, dst]))
     table[:, 0], table[:, 4] = np.searchsorted(used, src), np.searchsorted(used, dst)
     table.flags.writeable = False

@@ -9,14 +9,19 @@ from refitd.layout.box import Ints
 from refitd.layout.side import Side
 from refitd.plan.content import Content, make_content, plan_digest
 from refitd.plan.cost import network_bounds
-from refitd.plan.cutting import Cutting, cut
-from refitd.plan.flows import NET
+from refitd.plan.cutting import Cutting, cut, demand
+from refitd.plan.flows import NET, Flows
+from refitd.plan.lines import Lines
 from refitd.plan.proof_lines import prove_cuts
 from refitd.plan.relays import choose, parcel_out, relayable
+from refitd.plan.ranksets import SetTable
+from refitd.plan.share import pour
 from refitd.plan.side_plan import SidePlan
+from refitd.plan.spans import WHOLE, window
 from refitd.plan.topology import Topology
 
 SIDE_BUCKET_BYTES = 32 << 20
+ROUNDS = 4
 _TOLERANCE = 100  # relay where the busiest NIC has a hundredth more than the bound
 
 
@@ -36,7 +41,7 @@ def plan_sides(
     sets = content.sets.table()
     due = content.lines.nbytes * sets.size()[content.lines.needers]
     prove_cuts(content.lines, cutting, sets, content.ranks, due, np.zeros(0, np.int64))
-    digest = plan_digest(content, cutting, len(content.ranks.keys), ())
+    digest = plan_digest(content, cutting, part, ())
     return SidePlan(digest, topology, bucket_bytes, content, cutting, part)
 
 
@@ -48,19 +53,28 @@ def share_out(content: Content, topology: Topology, relays: bool) -> tuple[Cutti
     lines, flows, ranks = content.lines, content.flows, len(content.ranks.keys)
     sets = content.sets.table()
     part = np.zeros(len(lines.holders), np.int64)
-    cutting = cut(lines, *parcel_out(lines, flows, 0, part), sets, ranks, topology.least_share)
-    if not relays or not (relayable(lines, flows) > 0).any():
-        return cutting, part
-    target = network_bounds(flows, lines.nbytes[flows.line], np.zeros(len(flows.line), dtype=bool), cutting, sets).egress
-    for _ in range(4):
-        if int(cutting.egress.load.max(initial=0)) <= target + target // _TOLERANCE:
+    if relays and (relayable(lines, flows) > 0).any():
+        part = _relayed(lines, flows, sets, ranks, topology.least_share)
+    spans, parcels = parcel_out(lines, flows, 0, part)
+    return cut(lines, spans, parcels, sets, ranks, topology.least_share), part
+
+
+def _relayed(lines: Lines, flows: Flows, sets: SetTable, ranks: int, least: int) -> Ints:
+    """The part of each line to relay, so that the busiest source is near the bound."""
+    part = np.zeros(len(lines.holders), np.int64)
+    network, count = np.flatnonzero(flows.link == NET), len(sets.first) - 1
+    nbytes = lines.nbytes[flows.line]
+    ingress = pour(demand(flows.needers, nbytes, network, count), sets, ranks, least)
+    egress = pour(demand(flows.holders, nbytes, network, count), sets, ranks, least)
+    landed = np.zeros(len(flows.line), dtype=bool)
+    target = network_bounds(flows, nbytes, landed, (egress.load, ingress.load), sets).egress
+    for _ in range(ROUNDS):
+        if int(egress.load.max(initial=0)) <= target + target // _TOLERANCE:
             break
-        more = choose(lines, flows, sets, cutting.egress, target, part)
+        more = choose(lines, flows, sets, egress, target, part)
         if (more == part).all():
             break
         part = more
-        cutting = cut(lines, *parcel_out(lines, flows, 0, part), sets, ranks, topology.least_share)
-    return cutting, part
-
-
-__all__ = ["NET", "SIDE_BUCKET_BYTES", "plan_sides", "share_out"]
+        direct = window(lines, 0, WHOLE - part).nbytes()[flows.line]
+        egress = pour(demand(flows.holders, direct, network, count), sets, ranks, least)
+    return part

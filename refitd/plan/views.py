@@ -14,7 +14,7 @@ from refitd.errors import ProofError
 from refitd.layout.box import Bools, Box, Ints, overlaps_itself, view_dims, views_overlap
 from refitd.layout.side import Pattern, Side
 from refitd.plan.forms import unique_rows
-from refitd.plan.ranksets import distinct, ends, ragged
+from refitd.plan.ranksets import distinct, ends, ragged, stable_order
 
 
 class _Kind(NamedTuple):
@@ -44,7 +44,7 @@ def _prove_inside(side: Side, table: Ints, kinds: dict[int, _Kind]) -> None:
     """The lowest and the highest base of instances that differ in nothing else stand for all of them."""
     kind, group = side.storage_pattern[table[:, 3]], side.storage_group[table[:, 3]]
     code = ((table[:, 1] * len(side.groups) + table[:, 2]) * len(side.storage_patterns) + kind) * len(side.groups) + group
-    order = np.argsort(code, kind="stable")
+    order = stable_order(code)
     starts = np.flatnonzero(np.append(True, code[order[1:]] != code[order[:-1]])[: len(code)])
     base = table[order, 4]
     lows, highs = np.minimum.reduceat(base, starts), np.maximum.reduceat(base, starts)
@@ -71,7 +71,8 @@ def _slots(side: Side, storage: int, group: int) -> Ints:
 
 def _prove_apart(side: Side, table: Ints, kinds: dict[int, _Kind]) -> None:
     """Storages whose instances lie alike are looked at once."""
-    table = table[np.lexsort((table[:, 4], table[:, 3]))]
+    order = stable_order(table[:, 4])
+    table = table[order[stable_order(table[order, 3])]]
     first = np.flatnonzero(np.append(True, table[1:, 3] != table[:-1, 3])[: len(table)])
     stops = np.append(first[1:], len(table))
     relative = table[:, 4] - np.repeat(table[first, 4], stops - first)
