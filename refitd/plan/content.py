@@ -38,10 +38,10 @@ def make_content(source: Side, destination: Side) -> Content:
     lines = make_lines(classes)
     flows = make_flows(lines, ranks, sets)
     prove_content(classes, lines, sets.table())
-    return Content(ranks, sets, classes, lines, flows, _digest(source, destination, ranks))
+    return Content(ranks, sets, classes, lines, flows, side_digest(source, destination, ranks))
 
 
-def _digest(source: Side, destination: Side, ranks: Ranks) -> bytes:
+def side_digest(source: Side, destination: Side, ranks: Ranks) -> bytes:
     """Over names and integers: the same for every order of ranks, hash seed and processor."""
     digest = hashlib.blake2b(digest_size=16)
     digest.update(f"planner {PLANNER_VERSION}".encode())

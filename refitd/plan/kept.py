@@ -7,18 +7,33 @@ from fnmatch import fnmatchcase
 
 import numpy as np
 
-from refitd.layout.box import Bools
+from refitd.errors import InputError, MismatchError
+from refitd.layout.box import Bools, Ints
 from refitd.layout.side import Pattern, Side
 
 
 def wanted(side: Side) -> Side:
     """The side without the instances in storages that ``keep`` names (all ranks of a storage keep it, or none).
 
-    Instances of patterns without pieces need nothing and are left out too.
+    Instances of patterns without pieces need nothing and are left out too. Raises MismatchError for storages that
+    nothing fills.
     """
     filled = np.array([bool(_real(pattern).any()) for pattern in side.patterns], dtype=bool)
-    used = filled[side.instances[:, 1]] & ~_kept(side)[side.instances[:, 3]]
+    kept = _kept(side)
+    used = filled[side.instances[:, 1]] & ~kept[side.instances[:, 3]]
+    _require_filled(side, kept, side.instances[used, 3])
     return replace(side, instances=side.instances[used])
+
+
+def _require_filled(side: Side, kept: Bools, used: Ints) -> None:
+    """Raise MismatchError for storages that nothing fills and no ``keep`` names."""
+    empty = ~kept
+    empty[used] = False
+    elements = np.array([bool(pattern.numel.any()) for pattern in side.storage_patterns], dtype=bool)
+    bad = np.flatnonzero(empty & elements[side.storage_pattern]) if len(side.storages) else used[:0]
+    if len(bad):
+        expected = "a piece in it, or a keep pattern that names it"
+        raise MismatchError([InputError(f"storage {side.storages[i]}", expected, "neither") for i in bad.tolist()])
 
 
 def _real(pattern: Pattern) -> Bools:

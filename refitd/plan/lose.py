@@ -17,7 +17,7 @@ from refitd.plan.lines import Lines
 from refitd.plan.proof_lines import prove_cuts
 from refitd.plan.ranksets import RankSets, distinct, ends, ragged
 from refitd.plan.relays import drop_empty, parcel_out
-from refitd.plan.side_plan import SidePlan
+from refitd.plan.side_plan import Core, SidePlan
 from refitd.plan.spans import WHOLE, Spans, grain_at, join, make_spans
 
 
@@ -47,7 +47,7 @@ def lose(plan: SidePlan, ranks: Sequence[str], at: float) -> SidePlan:
     part = np.zeros(len(content.lines.holders), np.int64)
     digest = plan_digest(content, cutting, part, (start, *lost.tolist()))
     gone = int(dead.gone[(holders < 0) & (needers >= 0)].sum())
-    return SidePlan(digest, plan.topology, plan.bucket_bytes, content, cutting, part, unrecoverable=gone)
+    return SidePlan(digest, plan.topology, plan.bucket_bytes, Core(content, cutting, part), gone)
 
 
 def _thousandths(plan: SidePlan, at: float) -> int:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,20 +28,45 @@ from refitd.plan.spans import WHOLE
 from refitd.plan.topology import Topology
 
 
-@dataclass(frozen=True, eq=False)
+class Core(NamedTuple):
+    """What a plan is made of."""
+
+    content: Content
+    cutting: Cutting
+    part: Ints
+
+
 class SidePlan:
     """Who sends what to whom, proven. Nothing of a rank is made before it is asked for.
 
-    ``part`` (lines,): thousandths of each line that go by relay. ``unrecoverable``: bytes of a remainder that no rank has.
+    ``content``: what the sides have to do with each other; ``cutting``: who sends it; ``part`` (lines,): thousandths of
+    each line that go by relay; ``unrecoverable``: bytes of a remainder that no rank has.
     """
 
-    digest: str
-    topology: Topology
-    bucket_bytes: int
-    content: Content = field(repr=False)
-    cutting: Cutting = field(repr=False)
-    part: Ints = field(repr=False)
-    unrecoverable: int = 0
+    def __init__(
+        self, digest: str, topology: Topology, bucket_bytes: int, core: Core | Callable[[], Core], unrecoverable: int = 0
+    ) -> None:
+        self.digest, self.topology, self.bucket_bytes, self.unrecoverable = digest, topology, bucket_bytes, unrecoverable
+        self._core = core
+
+    @cached_property
+    def _parts(self) -> Core:
+        return self._core() if callable(self._core) else self._core
+
+    @property
+    def content(self) -> Content:
+        """What the two sides have to do with each other."""
+        return self._parts.content
+
+    @property
+    def cutting(self) -> Cutting:
+        """Who sends what."""
+        return self._parts.cutting
+
+    @property
+    def part(self) -> Ints:
+        """Thousandths of each line that go by relay, (lines,)."""
+        return self._parts.part
 
     @property
     def ranks(self) -> tuple[str, ...]:

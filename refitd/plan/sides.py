@@ -7,6 +7,7 @@ import numpy as np
 from refitd.errors import InputError
 from refitd.layout.box import Ints
 from refitd.layout.side import Side
+from refitd.plan.axes import AxesPlan, by_axes
 from refitd.plan.content import Content, make_content, plan_digest
 from refitd.plan.cost import network_bounds
 from refitd.plan.cutting import Cutting, cut, demand
@@ -16,12 +17,13 @@ from refitd.plan.proof_lines import prove_cuts
 from refitd.plan.relays import choose, parcel_out, relayable
 from refitd.plan.ranksets import SetTable
 from refitd.plan.share import pour
-from refitd.plan.side_plan import SidePlan
+from refitd.plan.side_plan import Core, SidePlan
 from refitd.plan.spans import WHOLE, window
 from refitd.plan.topology import Topology
 
 SIDE_BUCKET_BYTES = 32 << 20
 ROUNDS = 4
+MIN_BUCKET_BYTES = 16  # a bucket is filled in halves, and each holds one element of the widest dtype
 _TOLERANCE = 100  # relay where the busiest NIC has a hundredth more than the bound
 
 
@@ -36,16 +38,20 @@ def plan_sides(
     """
     if type(bucket_bytes) is not int or bucket_bytes < MIN_BUCKET_BYTES:
         raise InputError("bucket_bytes", f"an int of at least {MIN_BUCKET_BYTES}", repr(bucket_bytes))
+    simple = by_axes(source, destination)
+    if simple is not None:
+        return AxesPlan(simple, topology, bucket_bytes, lambda: _core(source, destination, topology, relays))
+    core = _core(source, destination, topology, relays)
+    return SidePlan(plan_digest(*core, ()), topology, bucket_bytes, core)
+
+
+def _core(source: Side, destination: Side, topology: Topology, relays: bool) -> Core:
     content = make_content(source, destination)
     cutting, part = share_out(content, topology, relays)
     sets = content.sets.table()
     due = content.lines.nbytes * sets.size()[content.lines.needers]
     prove_cuts(content.lines, cutting, sets, content.ranks, due, np.zeros(0, np.int64))
-    digest = plan_digest(content, cutting, part, ())
-    return SidePlan(digest, topology, bucket_bytes, content, cutting, part)
-
-
-MIN_BUCKET_BYTES = 16  # a bucket is filled in halves, and each holds one element of the widest dtype
+    return Core(content, cutting, part)
 
 
 def share_out(content: Content, topology: Topology, relays: bool) -> tuple[Cutting, Ints]:

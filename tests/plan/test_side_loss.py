@@ -13,6 +13,7 @@ from refitd.errors import InputError
 from refitd.layout import Box
 from refitd.plan import Rank, SidePlan, lose, plan_sides
 from refitd.plan.cutting import Parcels, cut
+from refitd.plan.side_plan import Core
 from refitd.plan.spans import window
 
 
@@ -24,7 +25,7 @@ def landed(plan: SidePlan, thousandths: int) -> SidePlan:
     parcels = parcels.take(np.flatnonzero(spans.nbytes()[flows.line] > 0))
     cutting = cut(content.lines, spans, parcels, content.sets.table(), len(plan.ranks), 1, start=1)
     part = np.zeros(len(content.lines.holders), np.int64)
-    return SidePlan("landed", plan.topology, plan.bucket_bytes, content, cutting, part)
+    return SidePlan("landed", plan.topology, plan.bucket_bytes, Core(content, cutting, part))
 
 
 @settings(max_examples=200, deadline=None)
