@@ -1,6 +1,7 @@
 """One tensor, each side cut along one axis without copies: no choice is left, and all sums are products along the axes.
 
-Row shards to column shards of 256 ranks each overlap in 65,536 boxes. None of them is made before a program is asked for.
+Row shards to column shards of 256 ranks each overlap in 65,536 boxes. None of them is made before a program is asked
+for.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class _Cut(NamedTuple):
 
 
 class Axes(NamedTuple):
-    """A tensor of ``shape`` cut on both sides. ``slab``: bytes of one step of both axes, or of the one that they share."""
+    """A tensor of ``shape`` cut on both sides; ``itemsize`` is the destination's."""
 
     ranks: Ranks
     shape: tuple[int, ...]
@@ -43,8 +44,8 @@ class Axes(NamedTuple):
 
 
 def by_axes(source: Side, destination: Side) -> Axes | None:
-    """The two cuts, proven to cover the tensor once on each side, with views inside their storages; None where the sides
-    are anything else."""
+    """The two cuts, proven to cover the tensor once on each side, with views inside their storages; None where the
+    sides are anything else."""
     if not (len(source.instances) == len(destination.instances) == 1) or source.tied or destination.tied:
         return None
     if destination.keep or destination.keeps or source.tensors[0] != destination.tensors[0]:
@@ -99,7 +100,8 @@ def _dense(side: Side, pattern: Pattern, boxes: Ints) -> bool:
 
 
 class AxesPlan(SidePlan):
-    """A `SidePlan` of `Axes`: totals and loads come from the axes; programs from the general plan, made when asked for."""
+    """A `SidePlan` of `Axes`: totals and loads come from the axes; programs from the general plan, made when asked
+    for."""
 
     def __init__(self, axes: Axes, topology: Topology, bucket_bytes: int, core: Callable[[], Core]) -> None:
         super().__init__(axes.digest, topology, bucket_bytes, core)
@@ -132,18 +134,17 @@ class AxesPlan(SidePlan):
         moved = network + loads.peer + loads.fabric + loads.local
         return {
             "network_bytes": network, "network_bytes_min": network, "relay_bytes": 0, "peer_bytes": loads.peer,
-            "fabric_bytes": loads.fabric, "local_bytes": loads.local, "remaining_bytes": moved, "unrecoverable_bytes": 0,
+            "fabric_bytes": loads.fabric, "local_bytes": loads.local, "remaining_bytes": moved,
+            "unrecoverable_bytes": 0,
         }  # fmt: skip
 
 
 def axes_loads(axes: Axes) -> Loads:
-    """What every rank moves: for each source, its share of the axis times what lies elsewhere, and the other way round."""
-    ranks, count = axes.ranks, len(axes.ranks.keys)
-    if axes.source.axis == axes.destination.axis:
-        table = _along(axes)
-    else:
-        table = _across(axes)
-    far, near, same = table
+    """What every rank moves: for each source, its share of the axis times what lies elsewhere, and the other way
+    round."""
+    count = len(axes.ranks.keys)
+    one_axis = axes.source.axis == axes.destination.axis
+    far, near, same = _along(axes) if one_axis else _across(axes)
     egress, ingress, out, into = (np.zeros(count, np.int64) for _ in range(4))
     sent, received = np.zeros(count, np.int64), np.zeros(count, np.int64)
     source, destination = axes.source.rank, axes.destination.rank
@@ -151,7 +152,6 @@ def axes_loads(axes: Axes) -> Loads:
     out[source], into[destination] = near.out, near.into
     sent[source], received[destination] = far.sends, far.receives
     peer = int(same.out.sum())
-    del ranks
     return Loads(egress, ingress, out, into, sent, received, 0, peer, int(near.out.sum()) - peer, 0)
 
 
@@ -178,7 +178,9 @@ def _across(axes: Axes) -> tuple[_Sums, _Sums, _Sums]:
         np.add.at(by_here, here, rows)
         np.add.at(by_there, there, cols)
         counts = np.bincount(here, minlength=len(names)), np.bincount(there, minlength=len(names))
-        sums.append(_Sums(rows * by_there[here] * rest, cols * by_here[there] * rest, counts[1][here], counts[0][there]))
+        sums.append(
+            _Sums(rows * by_there[here] * rest, cols * by_here[there] * rest, counts[1][here], counts[0][there])
+        )
     near, same = sums
     far = _Sums(
         rows * int(cols.sum()) * rest - near.out, cols * int(rows.sum()) * rest - near.into,

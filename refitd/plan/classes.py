@@ -1,4 +1,5 @@
-"""Classes: tensors that have one layout on the source side and one on the destination side, and what they overlap in."""
+"""Classes: tensors that have one layout on the source side and one on the destination side, and what they overlap
+in."""
 
 from __future__ import annotations
 
@@ -14,16 +15,16 @@ from refitd.plan.canon import Ranks
 from refitd.plan.forms import Cells, Form, overlap
 from refitd.plan.kept import wanted
 from refitd.plan.laid import DTYPES, Laid, lay
-from refitd.plan.ranksets import RankSets, distinct, ends, product, stable_order
+from refitd.plan.ranksets import RankSets, distinct, ends, stable_order
 
 
 class Classes(NamedTuple):
     """C classes of the wants (tensors that the destination needs, W of them).
 
-    Class c has the wants ``first[c]:first[c + 1]``, in the order of their destination addresses; ``src`` and ``dst`` (W,)
-    are their rows in the two `Laid`. ``src_combo``, ``dst_combo``, ``pair`` (C,): how they are laid out, and the pair of
-    forms. Cells of pair p are ``cell_first[p]:cell_first[p + 1]`` of the columns of all pairs, ``lo``, ``hi`` padded to
-    the most dimensions; ``src_atom``, ``dst_atom`` count within the form.
+    Class c has the wants ``first[c]:first[c + 1]``, in the order of their destination addresses; ``src`` and ``dst``
+    (W,) are their rows in the two `Laid`. ``src_combo``, ``dst_combo``, ``pair`` (C,): how they are laid out, and the
+    pair of forms. Cells of pair p are ``cell_first[p]:cell_first[p + 1]`` of the columns of all pairs, ``lo``, ``hi``
+    padded to the most dimensions; ``src_atom``, ``dst_atom`` count within the form.
     """
 
     source: Laid
@@ -41,7 +42,7 @@ class Classes(NamedTuple):
     lo: Ints
     hi: Ints
 
-    def count(self) -> Ints:
+    def sizes(self) -> Ints:
         """Tensors in each class."""
         return self.first[1:] - self.first[:-1]
 
@@ -129,7 +130,7 @@ def _require_matching(classes: Classes) -> None:
 
 
 def _names(classes: Classes, pair: int) -> list[str]:
-    wants = np.flatnonzero((classes.pair == pair)[np.repeat(np.arange(len(classes.pair)), classes.count())])
+    wants = np.flatnonzero((classes.pair == pair)[np.repeat(np.arange(len(classes.pair)), classes.sizes())])
     return sorted(classes.destination.side.tensors.take(classes.destination.tensor[classes.dst[wants]]))
 
 

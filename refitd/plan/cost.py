@@ -24,8 +24,8 @@ class Bounds(NamedTuple):
 
 
 def network_bounds(flows: Flows, nbytes: Ints, landed: Bools, loads: tuple[Ints, Ints], sets: SetTable) -> Bounds:
-    """Bounds of flows of ``nbytes`` each (docs/planning.md proves them). ``landed``: flows that any of several could send.
-    ``loads``: bytes of every rank out and in, by which ranks are ordered.
+    """Bounds of flows of ``nbytes`` each (docs/planning.md proves them). ``landed``: flows that any of several could
+    send. ``loads``: bytes of every rank out and in, by which ranks are ordered.
 
     Ingress: for any ranks T, the bytes that only ranks of T may bring in, over the number of T. Egress with relays: at
     least the ingress bound; all network bytes over all NICs that may send; and, for any T, the bytes of which only T

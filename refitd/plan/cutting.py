@@ -43,7 +43,8 @@ class Segments(NamedTuple):
 
 
 class Cutting(NamedTuple):
-    """A plan in lines and cuts, from ``start`` thousandths of the order of reception on. ``egress``, ``ingress`` (network) and ``spread`` (near holders): what each shares out."""
+    """A plan in lines and cuts, from ``start`` thousandths of the order of reception on. ``egress``, ``ingress``
+    (network) and ``spread`` (near holders): what each shares out."""
 
     spans: Spans
     parcels: Parcels
@@ -57,8 +58,8 @@ class Cutting(NamedTuple):
 class Division(NamedTuple):
     """Parcels in the order of their sets, as one run of bytes, and where it is cut.
 
-    ``order``: parcels whose set has several members; ``offset`` (P,): of each parcel in the run; ``cuts``: places in the
-    run, sorted; ``before`` (sets,): how many cuts belong to earlier sets; ``parcel``, ``at``: the cuts by parcel.
+    ``order``: parcels whose set has several members; ``offset`` (P,): of each parcel in the run; ``cuts``: places in
+    the run, sorted; ``before`` (sets,): how many cuts belong to earlier sets; ``parcel``, ``at``: the cuts by parcel.
     """
 
     offset: Ints
@@ -127,7 +128,8 @@ def cut(
         divide(lines, spans, parcels, nbytes, column, chosen, sets, share.share)
         for (column, chosen), share in zip(jobs, shares, strict=True)
     ]
-    return Cutting(spans, parcels, _segments(parcels, nbytes, divisions, sets), *shares, start)
+    egress, ingress, spread = shares
+    return Cutting(spans, parcels, _segments(parcels, nbytes, divisions, sets), egress, ingress, spread, start)
 
 
 def _segments(parcels: Parcels, nbytes: Ints, divisions: list[Division], sets: SetTable) -> Segments:
@@ -151,4 +153,6 @@ def _segments(parcels: Parcels, nbytes: Ints, divisions: list[Division], sets: S
     near = flows.link[parcel] != NET
     relayed = parcels.relay[parcel] == 1
     out = np.where(near, by_near, np.where(relayed, into % sets.size()[holders], by_holder))
-    return Segments(parcel, start, stop, sets.member[sets.first[holders] + out], sets.member[sets.first[needers] + into])
+    return Segments(
+        parcel, start, stop, sets.member[sets.first[holders] + out], sets.member[sets.first[needers] + into]
+    )

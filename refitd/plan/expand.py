@@ -77,8 +77,9 @@ def _passed(cutting: Cutting, sets: SetTable, ranks: Ranks, at: Ints, to: int) -
 
 
 class Grains(NamedTuple):
-    """Rows of boxes: ``delivery``; ``want`` (number in `Classes`); the box ``lo``, ``hi`` (N, D); ``phase`` of the order;
-    ``stage``: 0 from holders, 2 for each hop of a chain of relays, and 1 more where it is spread inside a domain."""
+    """Rows of boxes: ``delivery``; ``want`` (number in `Classes`); the box ``lo``, ``hi`` (N, D); ``phase`` of the
+    order; ``stage``: 0 from holders, 2 for each hop of a chain of relays, and 1 more where it is spread inside a
+    domain."""
 
     delivery: Ints
     entry: Ints
@@ -98,7 +99,7 @@ def expand(lines: Lines, classes: Classes, cutting: Cutting, part: Ints, work: D
     high = np.searchsorted(spans.offset, base + work.stop, side="left")
     run, place = ragged(high - low)
     row = low[run] + place
-    keep = spans.count[row] > 0
+    keep = spans.length[row] > 0
     run, row = run[keep], row[keep]
     entry = spans.entry[row]
     size = lines.grain_bytes()[entry]

@@ -93,10 +93,13 @@ def _present(numbers: Ints, ranks: Ranks, sets: RankSets) -> np.ndarray[tuple[in
 def near_flows(line: Ints, holders: Ints, needers: Ints, ranks: Ranks, sets: RankSets) -> Flows:
     """Flows to each rank of ``needers`` from the nearest of ``holders``: itself, else its node, else its domain."""
     code = holders * (int(needers.max(initial=0)) + 1) + needers
-    unique, first, inverse = np.unique(code, return_index=True, return_inverse=True)
+    _, first, inverse = np.unique(code, return_index=True, return_inverse=True)
     table = sets.table()
     routes = [
-        [(*_nearest(table.of(int(holders[at])), rank, ranks, sets), rank) for rank in table.of(int(needers[at])).tolist()]
+        [
+            (*_nearest(table.of(int(holders[at])), rank, ranks, sets), rank)
+            for rank in table.of(int(needers[at])).tolist()
+        ]
         for at in first.tolist()
     ]
     sizes = np.array([len(route) for route in routes], np.int64)

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from refitd.layout.box import Ints, coarsen, grid
+from refitd.layout.box import Bools, Ints, coarsen, grid
 from refitd.layout.side import Pattern
-from refitd.plan.ranksets import ends
+from refitd.plan.ranksets import ends, product
 
 _BLOCK = 512  # boxes compared with all others at a time
 
@@ -17,9 +17,9 @@ _BLOCK = 512  # boxes compared with all others at a time
 class Form(NamedTuple):
     """One or more patterns of one tensor, laid side by side: slots of the next follow those of the one before.
 
-    Atoms ``lo``, ``hi`` (A, D) are disjoint and cover all boxes. Atom a is in the pieces ``piece[first[a]:first[a + 1]]``
-    at ``slot``. Pieces: ``piece_part`` the pattern that they are from, ``piece_slot``, ``piece_lo``, ``piece_hi``,
-    ``piece_strides`` (P, D), ``piece_offset``. A scalar has one dimension of extent 1.
+    Atoms ``lo``, ``hi`` (A, D) are disjoint and cover all boxes. Atom a is in the pieces ``piece[first[a]:first[a +
+    1]]`` at ``slot``. Pieces: ``piece_part`` the pattern that they are from, ``piece_slot``, ``piece_lo``,
+    ``piece_hi``, ``piece_strides`` (P, D), ``piece_offset``. A scalar has one dimension of extent 1.
     """
 
     shape: tuple[int, ...]
@@ -83,7 +83,7 @@ def _atoms(lo: Ints, hi: Ints) -> tuple[Ints, Ints, Ints, Ints]:
     _, label = unique_rows(np.packbits(cells.inside, axis=1).astype(np.int64))
     cuts, label = coarsen(cells.cuts, label)
     low, high = _corners(cuts)
-    within = (low[:, None] >= lo[None]).all(axis=2) & (high[:, None] <= hi[None]).all(axis=2)
+    within: Bools = np.all((low[:, None] >= lo[None]) & (high[:, None] <= hi[None]), axis=2)
     used = within.any(axis=1)
     atom, piece = np.nonzero(within[used])
     return low[used], high[used], atom, piece
@@ -116,7 +116,7 @@ def apart(lo: Ints, hi: Ints) -> bool:
             return True
     for start in range(0, len(lo), _BLOCK):
         a, b = lo[start : start + _BLOCK, None], hi[start : start + _BLOCK, None]
-        common = (np.maximum(a, lo[None]) < np.minimum(b, hi[None])).all(axis=2)
+        common: Bools = np.all(np.maximum(a, lo[None]) < np.minimum(b, hi[None]), axis=2)
         common[np.arange(len(common)), start + np.arange(len(common))] = False
         if common.any():
             return False
@@ -124,7 +124,8 @@ def apart(lo: Ints, hi: Ints) -> bool:
 
 
 class Cells(NamedTuple):
-    """What two forms have in common: boxes ``lo``, ``hi`` (C, D) inside source atom ``src`` and destination atom ``dst``."""
+    """What two forms have in common: boxes ``lo``, ``hi`` (C, D) inside source atom ``src`` and destination atom
+    ``dst``."""
 
     src: Ints
     dst: Ints
@@ -133,7 +134,7 @@ class Cells(NamedTuple):
 
     def volume(self) -> Ints:
         """Elements of each cell."""
-        return (self.hi - self.lo).prod(axis=1)
+        return product(self.hi - self.lo)
 
 
 def overlap(source: Form, destination: Form) -> Cells:

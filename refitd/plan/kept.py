@@ -38,7 +38,8 @@ def _require_filled(side: Side, kept: Bools, used: Ints) -> None:
 
 def _real(pattern: Pattern) -> Bools:
     boxes = pattern.boxes[pattern.box]
-    return (boxes[:, 0] < boxes[:, 1]).all(axis=1)
+    real: Bools = np.all(boxes[:, 0] < boxes[:, 1], axis=1)
+    return real
 
 
 def _kept(side: Side) -> Bools:

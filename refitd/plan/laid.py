@@ -18,9 +18,9 @@ class Laid(NamedTuple):
     """Tensors of a side (by dtype, where a side has a tensor in several), T of them, by tensor number.
 
     ``combo`` (T,) says how tensor t is laid out; its instances are ``rows[first[t]:first[t + 1]]`` (numbers of rows of
-    ``side.instances``), in the order of the form's parts. Combos: ``forms[form[c]]`` over the ranks ``slots[c]`` (by the
-    form's slots, as numbers of the plan). Atom a of combo c is number ``atom[c] + a`` of all atoms; ``holders`` has the
-    number of its set of ranks.
+    ``side.instances``), in the order of the form's parts. Combos: ``forms[form[c]]`` over the ranks ``slots[c]`` (by
+    the form's slots, as numbers of the plan). Atom a of combo c is number ``atom[c] + a`` of all atoms; ``holders`` has
+    the number of its set of ranks.
     """
 
     side: Side
@@ -40,7 +40,8 @@ DTYPES = tuple(ITEMSIZE)
 
 
 def lay(side: Side, numbers: Ints, sets: RankSets, used: Ints | None, writes: bool) -> Laid:
-    """Group the instances of ``side`` by tensor. ``numbers``: rank numbers by side index; ``used``: tensors that matter.
+    """Group the instances of ``side`` by tensor. ``numbers``: rank numbers by side index; ``used``: tensors that
+    matter.
 
     ``writes``: the side receives; it may then have a tensor in several dtypes, and no rank may have an element twice.
     Raises MismatchError where instances of a tensor disagree.
@@ -116,6 +117,10 @@ def _holders(
         if (codes[1:] == codes[:-1]).any():
             name = side.tensors[int(tensor[combo == number][0])]
             raise MismatchError(
-                [InputError(f"tensor {name}", "each element once on a destination rank (a copy needs its own name)", "two")]
+                [
+                    InputError(
+                        f"tensor {name}", "each element once on a destination rank (a copy needs its own name)", "two"
+                    )
+                ]
             )
     return found

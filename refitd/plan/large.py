@@ -1,7 +1,7 @@
 """The factored way for `make_plan`: layouts of single ranks become sides, and nothing loops over their pieces.
 
-It serves a whole refit of one lane, where all members have one dtype a tensor. A remainder, a joiner with neighbours and
-ranks of several dtypes go the other way (`planner`), region by region.
+It serves a whole refit of one lane, where all members have one dtype a tensor. A remainder, a joiner with neighbours
+and ranks of several dtypes go the other way (`planner`), region by region.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ def plan_large(sources: Sequence[Rank], members: Sequence[Rank], bucket_bytes: i
 
 
 def _side(ranks: Sequence[Rank]) -> Side:
-    """Ranks in the order of their keys; every node of a domain is a domain of its own, as movers read only in a node."""
+    """Ranks in the order of their keys; every node of a domain is a domain of its own, as movers read only in a
+    node."""
     ordered: Mapping[str, Rank] = {rank.key: rank for rank in sorted(ranks, key=lambda rank: rank.key)}
     places = {key: (rank.node, f"{rank.domain}/{rank.node}") for key, rank in ordered.items()}
     try:

@@ -27,8 +27,8 @@ class Lines(NamedTuple):
     """L lines: ``holders``, ``needers`` (numbers of sets of ranks), ``dtypes`` (source * 64 + destination), ``nbytes``.
 
     Entries of line l are ``first[l]:first[l + 1]`` of the columns: ``entry_class``, ``entry_cell`` (number over all
-    pairs), ``cell_bytes`` in the destination's dtype, ``parts`` (grains of one cell, along ``axis``), ``grains`` (of all
-    tensors of the class), ``unit`` (bytes at whose multiples a cell may be cut).
+    pairs), ``cell_bytes`` in the destination's dtype, ``parts`` (grains of one cell, along ``axis``), ``grains`` (of
+    all tensors of the class), ``unit`` (bytes at whose multiples a cell may be cut).
     """
 
     holders: Ints
@@ -66,7 +66,7 @@ def make_lines(classes: Classes) -> Lines:
     order, starts = _sorted((holders, needers, dtypes))
     entry_class, cell = entry_class[order], cell[order]
     head = order[starts]
-    count = classes.count()[entry_class]
+    count = classes.sizes()[entry_class]
     item = _ITEM[dst_dtype[entry_class]]
     extent = classes.hi - classes.lo
     nbytes = product(extent)[cell] * item
@@ -104,9 +104,11 @@ def _parts(count: Ints, nbytes: Ints, extent: Ints) -> Ints:
 
 
 def _units(extent: Ints) -> Ints:
-    """Elements of the largest slice of each box that leaves more than one, whose bytes stay below `_ROW` for 8-byte items."""
-    unit = extent.prod(axis=1)
+    """Elements of the largest slice of each box whose bytes stay below `_ROW` for 8-byte items; of all where none is so
+    small."""
+    whole = product(extent)
+    unit = whole
     for d in range(extent.shape[1]):
-        inner = extent[:, d + 1 :].prod(axis=1)
+        inner = product(extent[:, d + 1 :])
         unit = np.where(unit * 8 > _ROW, inner, unit)
-    return np.where(unit <= 1, extent.prod(axis=1), unit)
+    return np.where(unit <= 1, whole, unit)

@@ -74,7 +74,10 @@ def _spread(cutting: Cutting, sets: SetTable, ranks: Ranks, near_out: Ints, near
     np.add.at(near_in, sets.member[sets.first[used][run] + place], total[used][run])
     pairs, inverse = np.unique(needers * len(ranks.keys) + dst, return_inverse=True)
     same = np.array(
-        [int((ranks.node[sets.of(p // len(ranks.keys))] == ranks.node[p % len(ranks.keys)]).sum()) for p in pairs.tolist()],
+        [
+            int((ranks.node[sets.of(p // len(ranks.keys))] == ranks.node[p % len(ranks.keys)]).sum())
+            for p in pairs.tolist()
+        ],
         np.int64,
     )[inverse.reshape(-1)]
     return int((nbytes * (same - 1)).sum()), int((nbytes * (size[needers] - same)).sum())

@@ -22,7 +22,8 @@ from refitd.plan.spans import WHOLE, Spans, grain_at, join, make_spans
 
 
 def lose(plan: SidePlan, ranks: Sequence[str], at: float) -> SidePlan:
-    """The remainder of a whole ``plan`` after ``ranks`` are lost, when the part ``at`` (0 to 1) of every flow had landed.
+    """The remainder of a whole ``plan`` after ``ranks`` are lost, when the part ``at`` (0 to 1) of every flow had
+    landed.
 
     What a lost rank alone held is taken from destinations where it had landed. ``unrecoverable_bytes`` of the result's
     totals is what no rank that is left has. Raises InputError for ranks that are not of the plan, for ``at`` out of
@@ -86,7 +87,9 @@ def _rerouted(flows: Flows, holders: Ints, ranks: Ranks, sets: RankSets) -> Flow
     )  # fmt: skip
     far = flows.take(at[~near])._replace(link=np.full(int((~near).sum()), NET, np.int64))
     far = far._replace(holders=holders[far.line])
-    close = near_flows(line[near], holders[line[near]], needers[near], ranks, sets) if near.any() else flows.take(at[:0])
+    close = (
+        near_flows(line[near], holders[line[near]], needers[near], ranks, sets) if near.any() else flows.take(at[:0])
+    )
     return Flows(*(np.concatenate(column) for column in zip(kept, far, close, strict=True)))
 
 
@@ -97,7 +100,8 @@ def _remaining(lines: Lines, start: int) -> Ints:
 
 
 class _Dead:
-    """Lines whose holders are all lost: which parts of them had landed where. ``gone`` (lines,): bytes that are nowhere."""
+    """Lines whose holders are all lost: which parts of them had landed where. ``gone`` (lines,): bytes that are
+    nowhere."""
 
     def __init__(self, lines: Lines, flows: Flows, holders: Ints, start: int) -> None:
         self.gone = np.where(holders < 0, _remaining(lines, start), 0)
@@ -129,15 +133,15 @@ class _Dead:
 
 
 class _Windows(NamedTuple):
-    """Of lines with equally many copies: entry e of line ``row[e]`` gets, for receiver r, ``count[e, r, k]`` grains from
-    ``low[e, r, k]`` on from copy ``order[e, r, k]``. ``table`` (lines, copies): the flows."""
+    """Of lines with equally many copies: entry e of line ``row[e]`` gets, for receiver r, ``length[e, r, k]`` grains
+    from ``low[e, r, k]`` on from copy ``order[e, r, k]``. ``table`` (lines, copies): the flows."""
 
     table: Ints
     row: Ints
     entry: Ints
     order: Ints
     low: Ints
-    count: Ints
+    length: Ints
 
 
 def _parcels(
@@ -158,14 +162,14 @@ def _parcels(
 def _landed(lines: Lines, flows: Flows, windows: _Windows, ranks: Ranks, sets: RankSets) -> tuple[Spans, Parcels]:
     """A parcel for each line, receiver and copy that it reads; spans with a row for every window."""
     copies = windows.table.shape[1]
-    shape = windows.count.shape
+    shape = windows.length.shape
     receiver = np.broadcast_to(np.arange(copies)[None, :, None], shape)
     key = (windows.row[:, None, None] * copies + receiver) * copies + windows.order
-    used = np.flatnonzero(windows.count.ravel())
+    used = np.flatnonzero(windows.length.ravel())
     used = used[np.argsort(key.ravel()[used], kind="stable")]
     keys, count = np.unique(key.ravel()[used], return_counts=True)
     entry = np.broadcast_to(windows.entry[:, None, None], shape).ravel()[used]
-    spans = make_spans(lines, ends(count), entry, windows.low.ravel()[used], windows.count.ravel()[used])
+    spans = make_spans(lines, ends(count), entry, windows.low.ravel()[used], windows.length.ravel()[used])
     line, rest = np.divmod(keys, copies * copies)
     to, source = windows.table[line, rest // copies], windows.table[line, rest % copies]
     table = sets.table()

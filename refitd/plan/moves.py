@@ -48,8 +48,8 @@ def _order(shape: Ints, dst_strides: Ints) -> Ints:
 
 
 def merge(shape: Ints, src_strides: Ints, dst_strides: Ints) -> tuple[Ints, Ints, Ints]:
-    """Boxes (M, D) in two views as (level, inner, outer): how many merged dimensions there are; (extent, source stride, destination stride) of the
-    innermost two, (M, 3) each."""
+    """Boxes (M, D) in two views as (level, inner, outer): how many merged dimensions there are; (extent, source stride,
+    destination stride) of the innermost two, (M, 3) each."""
     order = _order(shape, dst_strides)
     count = len(shape)
     level = np.zeros(count, np.int64)

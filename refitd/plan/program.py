@@ -52,8 +52,8 @@ class Bucket(NamedTuple):
 class Program:
     """One rank's part of a plan.
 
-    ``buckets`` are those that this rank sends (over network or fabric) and all that it receives, in the order in which they
-    should run; ``moves`` is an int64 table (n, 10) with the columns `MOVE_COLUMNS`; its storage columns index
+    ``buckets`` are those that this rank sends (over network or fabric) and all that it receives, in the order in which
+    they should run; ``moves`` is an int64 table (n, 10) with the columns `MOVE_COLUMNS`; its storage columns index
     ``storages``.
     """
 
@@ -130,7 +130,14 @@ def _table(arrays: dict[str, Ints], name: str, width: int) -> Ints:
 
 
 def _buckets(table: Ints, ranks: tuple[str, ...], moves: int) -> tuple[Bucket, ...]:
-    for column, stop in ((1, len(ranks)), (2, len(ranks)), (3, len(LINKS)), (4, MAX_STAGES), (6, moves), (7, moves + 1)):
+    for column, stop in (
+        (1, len(ranks)),
+        (2, len(ranks)),
+        (3, len(LINKS)),
+        (4, MAX_STAGES),
+        (6, moves),
+        (7, moves + 1),
+    ):
         codec.require_range(f"program buckets, column {column}", table[:, column], stop)
     if (table[:, 6] >= table[:, 7]).any():
         raise InputError("program buckets", "at least one move in each", "an empty range")

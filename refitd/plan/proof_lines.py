@@ -47,7 +47,7 @@ def _prove_cells(classes: Classes) -> None:
         dims = need.lo.shape[1]
         lo, hi, src, dst = classes.lo[at, :dims], classes.hi[at, :dims], classes.src_atom[at], classes.dst_atom[at]
         inside = (lo >= np.maximum(have.lo[src], need.lo[dst])) & (hi <= np.minimum(have.hi[src], need.hi[dst]))
-        _fail(~(inside & (lo < hi)).all(axis=1), "cells leave their atoms")
+        _fail(np.any(~inside | (lo >= hi), axis=1), "cells leave their atoms")
         filled = np.zeros(len(need.lo), np.int64)
         np.add.at(filled, dst, (hi - lo).prod(axis=1))
         _fail(filled != (need.hi - need.lo).prod(axis=1), "atoms are not filled once")
@@ -73,7 +73,7 @@ def _prove_form(form: Form) -> None:
 def _prove_wants(classes: Classes) -> None:
     count = np.bincount(classes.dst, minlength=len(classes.destination.tensor))
     _fail(count != 1, "wanted tensors are not in exactly one class")
-    number = np.repeat(np.arange(len(classes.pair)), classes.count())
+    number = np.repeat(np.arange(len(classes.pair)), classes.sizes())
     _fail(classes.destination.combo[classes.dst] != classes.dst_combo[number], "wants are laid out unlike their class")
     _fail(classes.source.combo[classes.src] != classes.src_combo[number], "sources are laid out unlike their class")
     forms = np.array(classes.forms, np.int64).reshape(-1, 2)[classes.pair]
@@ -157,8 +157,10 @@ def _prove_parcels(lines: Lines, cutting: Cutting, sets: SetTable, ranks: Ranks,
 def _prove_windows(lines: Lines, cutting: Cutting) -> None:
     """Windows lie in their entries and in the line of their parcel; of one flow they follow each other."""
     spans, parcels = cutting.spans, cutting.parcels
-    stop = spans.grain + spans.count
-    _fail((spans.grain < 0) | (spans.count < 0) | (stop > lines.grains[spans.entry]), "windows leave their entry")
+    stop = spans.grain + spans.length
+    _fail((spans.grain < 0) | (spans.length < 0) | (stop > lines.grains[spans.entry]), "windows leave their entry")
+    sizes = spans.length * lines.grain_bytes()[spans.entry]
+    _fail(spans.offset[1:] - spans.offset[:-1] != sizes, "windows have other bytes than their grains")
     run, _ = ragged(spans.first[1:] - spans.first[:-1])
     carried = np.full(len(spans.first) - 1, -1, np.int64)
     carried[parcels.span] = parcels.flows.line
@@ -177,14 +179,14 @@ def _prove_relays(lines: Lines, cutting: Cutting, late: Ints) -> None:
     row = spans.first[used][run] + place
     entry = spans.entry[row]
     _fail(spans.entry[entry] != entry, "direct windows are not in the order of entries")
-    before = spans.grain[entry] + spans.count[entry]
+    before = spans.grain[entry] + spans.length[entry]
     _fail(spans.grain[row] != before, "relayed windows do not follow direct ones")
-    _fail(spans.grain[row] + spans.count[row] != lines.grains[entry], "relayed windows end before their entry")
+    _fail(spans.grain[row] + spans.length[row] != lines.grains[entry], "relayed windows end before their entry")
     flows = parcels.flows.take(late)
     of = np.zeros(len(lines.holders), np.int64)
     of[flows.line] = flows.of
     widest = -(-lines.grains[entry] // np.maximum(of[lines.entry_line()[entry]], 1))
-    _fail((spans.grain[entry] == 0) & (spans.count[entry] < widest), "chains of relays have no beginning")
+    _fail((spans.grain[entry] == 0) & (spans.length[entry] < widest), "chains of relays have no beginning")
     _fail((flows.place - parcels.origin[late]) % flows.of != 1 % flows.of, "relays do not come from the domain before")
 
 
@@ -197,7 +199,7 @@ def _prove_landed(lines: Lines, cutting: Cutting) -> None:
     span, flows = parcels.span[late], parcels.flows.take(late)
     run, place = ragged(spans.first[span + 1] - spans.first[span])
     row = spans.first[span][run] + place
-    entry, grain, count = spans.entry[row], spans.grain[row], spans.count[row]
+    entry, grain, count = spans.entry[row], spans.grain[row], spans.length[row]
     order = np.lexsort((grain, entry, flows.needers[run]))
     same = (entry[order][1:] == entry[order][:-1]) & (flows.needers[run[order]][1:] == flows.needers[run[order]][:-1])
     stop = (grain + count)[order]
@@ -214,7 +216,9 @@ def _prove_ends(lines: Lines, cutting: Cutting, sets: SetTable, ranks: Ranks, lo
     flows, relay = cutting.parcels.flows, cutting.parcels.relay
     _require(sets.hold(flows.needers[parcel], dst), "a segment goes to a rank that is not of its flow")
     _require(sets.hold(flows.holders[parcel], src), "a segment comes from a rank that is not of its flow")
-    _require(_inside(sets, flows.needers, lines.needers[flows.line]), "a flow brings a line to a rank that needs it not")
+    _require(
+        _inside(sets, flows.needers, lines.needers[flows.line]), "a flow brings a line to a rank that needs it not"
+    )
     direct = relay == 0
     held = np.where(direct, lines.holders[flows.line], lines.needers[flows.line])
     _require(_inside(sets, flows.holders, held), "a flow comes from a rank that never has the line")

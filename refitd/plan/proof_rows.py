@@ -76,10 +76,10 @@ class _Side:
         _fail((piece < self.base[form]) | (piece >= self.base[form + 1]), "name a piece of another tensor")
         _fail(self.ranks[self.first[combo] + self.slot[piece]] != rank[mine], "name a piece of another rank")
         outside = (lo < self.lo[piece]) | (hi > self.hi[piece]) | (lo >= hi)
-        _fail(outside.any(axis=1), "fill a box outside their piece")
+        _fail(np.any(outside, axis=1), "fill a box outside their piece")
         down, across = rows.table[mine, column + 2 : column + 3], rows.table[mine, column + 3 : column + 4]
         walked = place[0][mine] * down + place[1][mine] * across
-        _fail(((hi - lo > 1) & (walked != self.strides[piece])).any(axis=1), "walk another lattice than their box")
+        _fail(np.any((hi - lo > 1) & (walked != self.strides[piece]), axis=1), "walk another lattice than their box")
 
     def prove_starts(self, rows: Rows, mine: Ints, piece: Ints, column: int) -> None:
         """Rows ``mine`` start at the first element of their box, in the storage of their piece."""

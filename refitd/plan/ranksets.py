@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -39,7 +40,6 @@ class SetTable(NamedTuple):
             found[several] = codes[np.minimum(np.searchsorted(codes, wanted), len(codes) - 1)] == wanted
         return found
 
-
     def hold(self, numbers: Ints, ranks: Ints) -> bool:
         """Whether rank k is in set k for all k. Looks at each pair once."""
         if not len(numbers):
@@ -72,9 +72,7 @@ class RankSets:
         if len(ranks) == len(first) - 1:
             return ranks.astype(np.int64)
         edges = first.tolist()
-        return np.array(
-            [self.add(distinct(ranks[a:b])) for a, b in zip(edges[:-1], edges[1:], strict=True)], dtype=np.int64
-        )
+        return np.array([self.add(distinct(ranks[a:b])) for a, b in pairwise(edges)], dtype=np.int64)
 
     def table(self) -> SetTable:
         """All sets so far as columns."""
@@ -96,7 +94,8 @@ def ends(counts: Ints | Iterable[int]) -> Ints:
 def distinct(values: Ints) -> Ints:
     """The distinct values, sorted. (NumPy's own hashes first, which is slower here.)"""
     values = np.sort(values)
-    return values[np.append(True, values[1:] != values[:-1])[: len(values)]]
+    fresh: Bools = np.append(True, values[1:] != values[:-1])[: len(values)]
+    return values[fresh]
 
 
 def stable_order(code: Ints) -> Ints:

@@ -21,7 +21,9 @@ def reasons(plan: SidePlan) -> tuple[str, ...]:
     network = flows.link == NET
     if network.any():
         domains = len(np.unique(content.ranks.domain[sets.member[sets.first[flows.needers[network]]]]))
-        found.append(f"each byte enters each of {domains} domains once: {totals['network_bytes']} bytes over the network")
+        found.append(
+            f"each byte enters each of {domains} domains once: {totals['network_bytes']} bytes over the network"
+        )
     if (~network).any():
         found.append("what a rank of the same domain holds is read there, from the needer itself or its node first")
     if bool((sets.size()[flows.needers[network]] > 1).any()):
@@ -37,10 +39,12 @@ def _relays(plan: SidePlan) -> str:
     if relayed:
         chain = f"chains of up to {plan.depth} domains" if plan.depth > 1 else "one hop"
         return (
-            f"{relayed} bytes go on from a domain that has them to the next ({chain}): without, the busiest source would "
-            f"send at least {bounds.direct} bytes, where {bounds.egress} are enough"
+            f"{relayed} bytes go on from a domain that has them to the next ({chain}): without, the busiest source "
+            f"would send at least {bounds.direct} bytes, where {bounds.egress} are enough"
         )
-    return f"no relays: sources send at most {int(plan.loads.egress.max(initial=0))} bytes, the bound is {bounds.egress}"
+    return (
+        f"no relays: sources send at most {int(plan.loads.egress.max(initial=0))} bytes, the bound is {bounds.egress}"
+    )
 
 
 def _loss(plan: SidePlan) -> tuple[str, ...]:
@@ -48,4 +52,6 @@ def _loss(plan: SidePlan) -> tuple[str, ...]:
     if start or plan.unrecoverable:
         return (f"a remainder: {start} of 1000 parts had landed; {plan.unrecoverable} bytes are held by no rank",)
     several = plan.content.flows.of.max(initial=0) > 1
-    return ("each domain starts at its own part of a line, so that together they soon have all of it",) if several else ()
+    return (
+        ("each domain starts at its own part of a line, so that together they soon have all of it",) if several else ()
+    )

@@ -22,7 +22,8 @@ _SHIFT = 16
 
 
 def relayable(lines: Lines, flows: Flows) -> Ints:
-    """For each line the most that may be relayed, in thousandths; 0 where a near holder or a single domain takes part."""
+    """For each line the most that may be relayed, in thousandths; 0 where a near holder or a single domain takes
+    part."""
     network = flows.link == NET
     of = np.zeros(len(lines.holders), np.int64)
     of[flows.line[network]] = flows.of[network]
@@ -33,8 +34,8 @@ def relayable(lines: Lines, flows: Flows) -> Ints:
 def choose(lines: Lines, flows: Flows, sets: SetTable, shares: Shares, target: int, part: Ints) -> Ints:
     """The thousandths of each line to relay, so that no holder sends much more than ``target`` bytes.
 
-    ``part``: what is relayed already, (lines,); ``shares``: how the rest is shared. Returns ``part`` where nothing is to
-    change.
+    ``part``: what is relayed already, (lines,); ``shares``: how the rest is shared. Returns ``part`` where nothing is
+    to change.
     """
     most = relayable(lines, flows)
     network = flows.link == NET
@@ -82,8 +83,8 @@ def drop_empty(spans: Spans, parcels: Parcels) -> Parcels:
 def hops(lines: Lines, part: Ints, flows: Flows, flow: Ints, entry: Ints, place: Ints) -> Ints:
     """Through how many domains a relayed grain has come when it arrives: 1 where the sender had it from a holder.
 
-    ``flow`` (numbers of ``flows``), ``entry``, ``place`` in the order of that flow's domain: of each grain. Ends because
-    the first parts of all domains, which come from holders, are the whole line (`relayable`).
+    ``flow`` (numbers of ``flows``), ``entry``, ``place`` in the order of that flow's domain: of each grain. Ends
+    because the first parts of all domains, which come from holders, are the whole line (`relayable`).
     """
     grains, of, at = lines.grains[entry], flows.of[flow], flows.place[flow]
     direct = grain_at(grains, WHOLE - part[flows.line[flow]])

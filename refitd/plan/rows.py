@@ -51,7 +51,9 @@ def make_rows(ends: Ends, work: Deliveries, grains: Grains) -> Rows:
     unit, first = _units(grains)
     held = work.held[grains.delivery[first]].astype(bool)
     source, destination = _pieces(ends, work, grains, first, held)
-    columns = [np.where(held[:, None] if a.ndim == 2 else held, b, a) for a, b in zip(*_at(ends, source, held), strict=True)]
+    columns = [
+        np.where(held[:, None] if a.ndim == 2 else held, b, a) for a, b in zip(*_at(ends, source, held), strict=True)
+    ]
     target = [column[destination] for column in ends.destination.columns]
     box = grains.lo[first], grains.hi[first]
     index, lo, hi = _shallow(*box, columns[4], target[4])
@@ -77,7 +79,8 @@ def make_rows(ends: Ends, work: Deliveries, grains: Grains) -> Rows:
 
 
 def limited(grains: Grains, itemsize: Ints, most: int) -> Grains:
-    """Boxes of more than ``most`` bytes in parts of at most that. ``itemsize`` (grains,): of the destination's dtype."""
+    """Boxes of more than ``most`` bytes in parts of at most that. ``itemsize`` (grains,): of the destination's
+    dtype."""
     volume = product(grains.hi - grains.lo)
     large = np.flatnonzero(volume * itemsize > most)
     if not len(large):

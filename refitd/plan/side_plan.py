@@ -44,9 +44,19 @@ class SidePlan:
     """
 
     def __init__(
-        self, digest: str, topology: Topology, bucket_bytes: int, core: Core | Callable[[], Core], unrecoverable: int = 0
+        self,
+        digest: str,
+        topology: Topology,
+        bucket_bytes: int,
+        core: Core | Callable[[], Core],
+        unrecoverable: int = 0,
     ) -> None:
-        self.digest, self.topology, self.bucket_bytes, self.unrecoverable = digest, topology, bucket_bytes, unrecoverable
+        self.digest, self.topology, self.bucket_bytes, self.unrecoverable = (
+            digest,
+            topology,
+            bucket_bytes,
+            unrecoverable,
+        )
         self._core = core
 
     @cached_property
@@ -186,7 +196,8 @@ class SidePlan:
         return tuple(every[number] for number in sorted(every))
 
     @cached_property
-    def _ends(self) -> Ends:
+    def ends(self) -> Ends:
+        """What programs are made from."""
         c = self.content
         return Ends(c.classes, c.lines, c.ranks, PieceIndex(c.classes.source), PieceIndex(c.classes.destination))
 
@@ -198,8 +209,8 @@ class SidePlan:
         dtypes = np.where(work.held > 0, dtypes % 64 * 65, dtypes)
         item, half = ITEM[dtypes % 64], self.bucket_bytes // 16 * 8
         grains = expand(c.lines, c.classes, self.cutting, self.part, work)
-        rows = make_rows(self._ends, work, limited(grains, item[grains.delivery], half))
-        prove_rows(self._ends, work, rows, number, whole=self.cutting.start == 0 and not self.unrecoverable)
+        rows = make_rows(self.ends, work, limited(grains, item[grains.delivery], half))
+        prove_rows(self.ends, work, rows, number, whole=self.cutting.start == 0 and not self.unrecoverable)
         nbytes = product(rows.table[:, 8:]) * item[rows.delivery]
         order = order_rows(self._numbering, self._numbering.message(work, dtypes, rows), rows, nbytes)
         sides = c.classes.source.side, c.classes.destination.side

@@ -123,7 +123,9 @@ class StorageRefs(Sequence[StorageRef]):
     @cached_property
     def _refs(self) -> tuple[StorageRef, ...]:
         count = len(self._ranks.keys)
-        back = [dict(zip(n.tolist(), range(len(n)), strict=True)) for n in (self._ranks.source, self._ranks.destination)]
+        back = [
+            dict(zip(n.tolist(), range(len(n)), strict=True)) for n in (self._ranks.source, self._ranks.destination)
+        ]
         slots: dict[tuple[int, int], dict[int, int]] = {}
         refs = []
         for owner, storage in zip(self._owner.tolist(), self._storage.tolist(), strict=True):

@@ -14,8 +14,8 @@ from refitd.plan.cutting import Cutting, cut, demand
 from refitd.plan.flows import NET, Flows
 from refitd.plan.lines import Lines
 from refitd.plan.proof_lines import prove_cuts
-from refitd.plan.relays import choose, parcel_out, relayable
 from refitd.plan.ranksets import SetTable
+from refitd.plan.relays import choose, parcel_out, relayable
 from refitd.plan.share import pour
 from refitd.plan.side_plan import Core, SidePlan
 from refitd.plan.spans import WHOLE, window
@@ -32,9 +32,9 @@ def plan_sides(
 ) -> SidePlan:
     """Plan and prove a refit from ``source`` to ``destination``.
 
-    ``relays``: destination ranks may send on what they have, where the sources' NICs would take longer. Raises InputError
-    (ranks, bucket size), MismatchError (the sides differ), PlanError (a region without holder), ProofError (never,
-    unless the planner is wrong).
+    ``relays``: destination ranks may send on what they have, where the sources' NICs would take longer. Raises
+    InputError (ranks, bucket size), MismatchError (the sides differ), PlanError (a region without holder), ProofError
+    (never, unless the planner is wrong).
     """
     if type(bucket_bytes) is not int or bucket_bytes < MIN_BUCKET_BYTES:
         raise InputError("bucket_bytes", f"an int of at least {MIN_BUCKET_BYTES}", repr(bucket_bytes))

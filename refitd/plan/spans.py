@@ -14,16 +14,17 @@ WHOLE = 1000  # a window is a part of the order of reception, in thousandths
 
 
 class Spans(NamedTuple):
-    """Span s has the rows ``first[s]:first[s + 1]``: ``count`` grains of ``entry`` from place ``grain`` of the order on.
+    """Span s has the rows ``first[s]:first[s + 1]``: ``length`` grains of ``entry`` from place ``grain`` of the order
+    on.
 
-    ``offset`` (rows + 1,): where each row begins in the bytes of all spans together. The order starts at another grain in
-    each domain, so a span is a number of grains and bytes that is the same in all of them.
+    ``offset`` (rows + 1,): where each row begins in the bytes of all spans together. The order starts at another grain
+    in each domain, so a span is a number of grains and bytes that is the same in all of them.
     """
 
     first: Ints
     entry: Ints
     grain: Ints
-    count: Ints
+    length: Ints
     offset: Ints
 
     def nbytes(self) -> Ints:
@@ -54,7 +55,9 @@ def join(spans: Spans, more: Spans) -> Spans:
     """The spans of both, ``more`` after ``spans``."""
     return Spans(
         np.concatenate([spans.first, more.first[1:] + spans.first[-1]]),
-        *(np.concatenate([a, b]) for a, b in zip(spans[1:4], more[1:4], strict=True)),
+        np.concatenate([spans.entry, more.entry]),
+        np.concatenate([spans.grain, more.grain]),
+        np.concatenate([spans.length, more.length]),
         np.concatenate([spans.offset, more.offset[1:] + spans.offset[-1]]),
     )
 
@@ -65,7 +68,7 @@ def pick(spans: Spans, at: Ints) -> Spans:
     rows = spans.first[at][run] + place
     first = ends(spans.first[at + 1] - spans.first[at])
     sizes = spans.offset[rows + 1] - spans.offset[rows]
-    return Spans(first, spans.entry[rows], spans.grain[rows], spans.count[rows], ends(sizes))
+    return Spans(first, spans.entry[rows], spans.grain[rows], spans.length[rows], ends(sizes))
 
 
 def snap(lines: Lines, spans: Spans, span: Ints, at: Ints) -> Ints:

@@ -27,7 +27,8 @@ class Topology:
     """The links of a cluster, and how its GPUs are grouped (docs/planning.md has the file format).
 
     ``network`` is one NIC; a GPU has ``nics``. ``node`` GPUs share a host and its ``peer`` links; ``domain`` GPUs share
-    ``fabric`` links, of which ``usable`` take part in a job (a domain of 72 gives 64 to ranks that come in powers of two).
+    ``fabric`` links, of which ``usable`` take part in a job (a domain of 72 gives 64 to ranks that come in powers of
+    two).
     """
 
     name: str
@@ -83,7 +84,8 @@ class Topology:
             raise InputError("topology name", "a string", repr(name))
         if not numbers["node"] <= usable <= numbers["domain"]:
             raise InputError("topology usable", f"from {numbers['node']} to {numbers['domain']}", str(usable))
-        return cls(name=name, **links, **numbers, usable=usable, nics=nics)
+        network, fabric, peer = (links[medium] for medium in MEDIA)
+        return cls(name, network, fabric, peer, numbers["node"], numbers["domain"], usable, nics)
 
 
 def topology(name: str) -> Topology:
@@ -105,9 +107,9 @@ def _count(field: str, value: Any, least: int = 1) -> int:
     return value
 
 
-# Assumptions (docs/planning.md): line rates of the NICs (400 Gbit/s a GPU); NVLink as one GPU was measured to read another's
-# memory on H200 (380 to 385 GB/s), and four fifths of the line rate (900 GB/s one way) on GB200, which was not measured;
-# 30 us a batched NCCL operation (measured) and 5 us a peer read.
+# Assumptions (docs/planning.md): line rates of the NICs (400 Gbit/s a GPU); NVLink as one GPU was measured to read
+# another's memory on H200 (380 to 385 GB/s), and four fifths of the line rate (900 GB/s one way) on GB200, which was
+# not measured; 30 us a batched NCCL operation (measured) and 5 us a peer read.
 _NIC = Link(50_000_000_000, 30_000)
 TOPOLOGIES: Mapping[str, Topology] = {
     t.name: t

@@ -43,7 +43,9 @@ def prove_views(side: Side, rows: Ints, apart: bool) -> None:
 def _prove_inside(side: Side, table: Ints, kinds: dict[int, _Kind]) -> None:
     """The lowest and the highest base of instances that differ in nothing else stand for all of them."""
     kind, group = side.storage_pattern[table[:, 3]], side.storage_group[table[:, 3]]
-    code = ((table[:, 1] * len(side.groups) + table[:, 2]) * len(side.storage_patterns) + kind) * len(side.groups) + group
+    code = ((table[:, 1] * len(side.groups) + table[:, 2]) * len(side.storage_patterns) + kind) * len(
+        side.groups
+    ) + group
     order = stable_order(code)
     starts = np.flatnonzero(np.append(True, code[order[1:]] != code[order[:-1]])[: len(code)])
     base = table[order, 4]

@@ -82,7 +82,10 @@ def worlds(draw: st.DrawFn) -> World:
     sides = draw(layouts(shapes, [source] * numbers[0], True)), draw(layouts(shapes, wanted, False))
     places = draw(st.lists(st.sampled_from(["a1", "a2", "b1", "c1", "d1"]), min_size=10, max_size=10))
     ranks = [
-        [Rank(f"{prefix}/{i}", place, place[0], lay) for i, (lay, place) in enumerate(zip(side, places[at:], strict=False))]
+        [
+            Rank(f"{prefix}/{i}", place, place[0], lay)
+            for i, (lay, place) in enumerate(zip(side, places[at:], strict=False))
+        ]
         for prefix, side, at in (("trainer/s", sides[0], 0), ("engine/d", sides[1], 4))
     ]
     return shapes, source, ranks[0], ranks[1]
@@ -106,7 +109,10 @@ def memory(shapes: Mapping[str, tuple[int, ...]], dtype: str, sources: list[Rank
 def expected(shapes: Mapping[str, tuple[int, ...]], dtype: str, rank: Rank) -> dict[str, bytes]:
     """What gather-and-slice puts into the storages of a destination."""
     target = next((d for _, d in rank.layout.storages.values()), dtype)
-    return {n: a.tobytes() for n, a in flats(fill(rank.layout, cast_whole(cast_whole(distinct(shapes), dtype), target))).items()}
+    return {
+        n: a.tobytes()
+        for n, a in flats(fill(rank.layout, cast_whole(cast_whole(distinct(shapes), dtype), target))).items()
+    }
 
 
 def carry_out(programs: list, arrays: dict, packed: bool, wanted=None) -> None:

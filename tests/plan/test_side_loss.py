@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plan_helpers import distinct, simple
 from side_helpers import TINY, World, carry_out, expected, memory, side, worlds
 
-from refitd.errors import InputError
-from refitd.layout import Box
-from refitd.plan import Rank, SidePlan, lose, plan_sides
+from refitd.plan import SidePlan, lose, plan_sides
 from refitd.plan.cutting import Parcels, cut
 from refitd.plan.side_plan import Core
 from refitd.plan.spans import window
@@ -45,7 +41,10 @@ def test_a_remainder_completes_what_had_landed(world: World, data: st.DataObject
     carry_out([rest.program(rank.key) for rank in left], arrays, packed=True)
     missing: set[tuple[str, int]] = set()
     for rank in left:
-        wrong = {n: np.frombuffer(b, a.dtype) != a for (n, b), a in zip(expected(shapes, dtype, rank).items(), arrays[rank.key].values(), strict=True)}
+        wrong = {
+            n: np.frombuffer(b, a.dtype) != a
+            for (n, b), a in zip(expected(shapes, dtype, rank).items(), arrays[rank.key].values(), strict=True)
+        }
         for p in rank.layout.pieces():
             flat = np.lib.stride_tricks.as_strided(
                 wrong[p.storage][p.offset :], p.box.shape, p.strides, writeable=False
@@ -53,6 +52,8 @@ def test_a_remainder_completes_what_had_landed(world: World, data: st.DataObject
             index = np.arange(int(np.prod(shapes[p.tensor]))).reshape(shapes[p.tensor])
             cut_ = index[tuple(slice(a, b) for a, b in zip(p.box.lo, p.box.hi, strict=True))]
             missing |= {(p.tensor, int(i)) for i in cut_[flat].ravel()}
-    size = {t: next(iter(r.layout.storages.values()))[1] for r in members for t in r.layout.tensors if r.layout.storages}
+    size = {
+        t: next(iter(r.layout.storages.values()))[1] for r in members for t in r.layout.tensors if r.layout.storages
+    }
     nbytes = sum(2 if size[t] == "bfloat16" else 4 for t, _ in missing)
     assert rest.totals["unrecoverable_bytes"] == nbytes

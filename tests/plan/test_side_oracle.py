@@ -9,7 +9,6 @@ from side_helpers import TINY, World, carry_out, expected, memory, side, worlds
 from refitd.plan import plan_sides
 
 
-
 @settings(max_examples=300, deadline=None)
 @given(worlds(), st.data())
 def test_programs_deliver_what_gather_and_slice_gives(world: World, data: st.DataObject) -> None:
