@@ -118,27 +118,43 @@ def _prove_storage(side: Side, storage: int, code: Ints, kinds: dict[int, _Kind]
     labels = [np.where(places[:, c] >= 0, kinds[p].label[places[:, c]], -1) for c, p in enumerate(pairs[:, 0].tolist())]
     _, alike = unique_rows(np.stack(labels, axis=1))
     for rank in np.unique(alike, return_index=True)[1].tolist():
-        at = zip(which.tolist(), code[:, 2].tolist(), strict=True)
-        views = [_views(kinds[int(pairs[w, 0])], int(places[rank, w]), base) for w, base in at]
-        _require_apart(views, f"storage {side.storages[storage]} of {side.ranks[group[rank]]}")
+        held = [_Held.of(kinds[p], int(slot)) for p, slot in zip(pairs[:, 0].tolist(), places[rank], strict=True)]
+        _require_apart(held, which, code[:, 2], f"storage {side.storages[storage]} of {side.ranks[group[rank]]}")
 
 
-_View = tuple[Ints, Ints, Bools, Ints, Ints]
+class _Held(NamedTuple):
+    """The pieces of a pattern at one slot."""
+
+    offset: Ints
+    last: Ints
+    dense: Bools
+    boxes: Ints
+    strides: Ints
+
+    @classmethod
+    def of(cls, kind: _Kind, slot: int) -> _Held:
+        at = slice(int(kind.first[slot]), int(kind.first[slot + 1])) if slot >= 0 else slice(0, 0)
+        return cls(kind.offset[at], kind.last[at], kind.dense[at], kind.boxes[at], kind.strides[at])
 
 
-def _views(kind: _Kind, slot: int, base: int) -> _View:
-    at = slice(int(kind.first[slot]), int(kind.first[slot + 1])) if slot >= 0 else slice(0, 0)
-    return kind.offset[at] + base, kind.last[at] + base, kind.dense[at], kind.boxes[at], kind.strides[at]
+def _require_apart(held: list[_Held], which: Ints, base: Ints, where: str) -> None:
+    """Instances have the pieces ``held[which]``, moved by ``base``; none may share an address."""
+    counts = np.array([len(part.offset) for part in held], np.int64)
+    run, place = ragged(counts[which])
+    at = (np.cumsum(counts) - counts)[which[run]] + place
+    start = np.concatenate([part.offset for part in held])[at] + base[run]
+    last = np.concatenate([part.last for part in held])[at] + base[run]
+    order = stable_order(start - int(start.min(initial=0)))
+    dense = all(bool(part.dense.all()) for part in held)
+    if not dense or (start[order[1:]] <= last[order[:-1]]).any():
+        _compare([_moved(held[w], b) for w, b in zip(which.tolist(), base.tolist(), strict=True)], where)
 
 
-def _require_apart(views: list[_View], where: str) -> None:
-    start, last, dense = (np.concatenate([view[i] for view in views]) for i in range(3))
-    order = np.argsort(start, kind="stable")
-    if not dense.all() or (start[order[1:]] <= last[order[:-1]]).any():
-        _compare(views, where)
+def _moved(part: _Held, base: int) -> _Held:
+    return part._replace(offset=part.offset + base, last=part.last + base)
 
 
-def _compare(views: list[_View], where: str) -> None:
+def _compare(views: list[_Held], where: str) -> None:
     """The exact test, for views with gaps: those whose ranges meet are compared one by one."""
     entries = []
     for start, last, _, boxes, strides in views:
