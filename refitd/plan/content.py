@@ -69,7 +69,7 @@ def plan_digest(content: Content, cutting: Cutting, part: Ints, extra: tuple[int
     digest = hashlib.blake2b(content.digest, digest_size=16)
     _ints(digest, np.array(extra, np.int64), table.first[singles:], table.member[table.first[singles] :])
     _ints(digest, lines.holders, lines.needers, lines.dtypes, lines.first, part)
-    _ints(digest, cutting.egress.share, cutting.ingress.share, cutting.spread.share)
+    _ints(digest, *(s.share for s in (cutting.egress, cutting.ingress, cutting.relayed, cutting.spread)))
     return digest.hexdigest()
 
 

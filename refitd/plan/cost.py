@@ -54,19 +54,23 @@ def near_bound(loads: Loads, ranks: Ranks) -> int:
     return int((-(-total // np.maximum(size, 1))).max(initial=0))
 
 
+def slowest(loads: Loads, topology: Topology) -> int:
+    """Nanoseconds of the slowest rank's bytes and messages on its busiest link."""
+    wire, near = topology.entry_bandwidth, min(topology.peer.bandwidth, topology.fabric.bandwidth)
+    wait = topology.network.latency
+    out, into = loads.egress * 1000 // max(wire // 10**6, 1), loads.ingress * 1000 // max(wire // 10**6, 1)
+    inside = np.maximum(loads.near_out, loads.near_in) * 1000 // max(near // 10**6, 1)
+    return int(np.max([out + loads.sent * wait, into + loads.received * wait, inside], initial=0))
+
+
 def estimate(loads: Loads, topology: Topology, depth: int, bucket_bytes: int) -> float:
     """Seconds: the slowest rank's bytes and messages on its busiest link, and the last bucket's way through a relay."""
     wire, near = topology.entry_bandwidth, min(topology.peer.bandwidth, topology.fabric.bandwidth)
-    wait = topology.network.latency / 1e9
-    network = max(
-        float((loads.egress / wire + loads.sent * wait).max(initial=0)),
-        float((loads.ingress / wire + loads.received * wait).max(initial=0)),
-    )
-    inside = float((np.maximum(loads.near_out, loads.near_in) / near).max(initial=0))
     last = min(bucket_bytes, int(loads.ingress.max(initial=0)))
-    hop = last / wire + wait if depth else 0.0
-    tail = topology.peer.latency / 1e9 + min(last, int(loads.near_in.max(initial=0))) / near
-    return max(network, inside) + depth * hop + (tail if inside else 0.0)
+    hop = last / wire + topology.network.latency / 1e9 if depth else 0.0
+    inside = int(loads.near_in.max(initial=0))
+    tail = topology.peer.latency / 1e9 + min(last, inside) / near if inside else 0.0
+    return slowest(loads, topology) / 1e9 + depth * hop + tail
 
 
 def bound_seconds(bounds: Bounds, near: int, topology: Topology) -> float:

@@ -51,6 +51,7 @@ class Cutting(NamedTuple):
     segments: Segments
     egress: Shares
     ingress: Shares
+    relayed: Shares
     spread: Shares
     start: int = 0
 
@@ -58,7 +59,7 @@ class Cutting(NamedTuple):
 class Division(NamedTuple):
     """Parcels in the order of their sets, as one run of bytes, and where it is cut.
 
-    ``order``: parcels whose set has several members; ``offset`` (P,): of each parcel in the run; ``cuts``: places in
+    ``offset`` (P,): where each parcel whose set has several members begins in the run; ``cuts``: places in
     the run, sorted; ``before`` (sets,): how many cuts belong to earlier sets; ``parcel``, ``at``: the cuts by parcel.
     """
 
@@ -118,18 +119,25 @@ def cut(
 ) -> Cutting:
     """Share out and cut. Parcels must carry something each."""
     flows, nbytes = parcels.flows, spans.nbytes()[parcels.span]
-    far = flows.link == NET
-    network, near = np.flatnonzero(far), np.flatnonzero(~far)
-    direct = np.flatnonzero(far & (parcels.relay != 1))
-    jobs = (flows.holders, direct), (flows.needers, network), (flows.holders, near)
-    count = len(sets.first) - 1
-    shares = [pour(demand(column, nbytes, chosen, count), sets, ranks, least) for column, chosen in jobs]
+    far, passed = flows.link == NET, parcels.relay == 1
+    jobs = (
+        (flows.holders, np.flatnonzero(far & ~passed)),
+        (flows.needers, np.flatnonzero(far & ~passed)),
+        (flows.needers, np.flatnonzero(passed)),
+        (flows.holders, np.flatnonzero(~far)),
+    )
+    count, shares = len(sets.first) - 1, list[Shares]()
+    for column, chosen in jobs:
+        # Relays enter on top of what comes from holders: each kind by itself enters through all needers.
+        before = shares[1].load if len(shares) == 2 else None
+        shares.append(pour(demand(column, nbytes, chosen, count), sets, ranks, least, before))
     divisions = [
         divide(lines, spans, parcels, nbytes, column, chosen, sets, share.share)
         for (column, chosen), share in zip(jobs, shares, strict=True)
     ]
-    egress, ingress, spread = shares
-    return Cutting(spans, parcels, _segments(parcels, nbytes, divisions, sets), egress, ingress, spread, start)
+    egress, ingress, relayed, spread = shares
+    segments = _segments(parcels, nbytes, divisions, sets)
+    return Cutting(spans, parcels, segments, egress, ingress, relayed, spread, start)
 
 
 def _segments(parcels: Parcels, nbytes: Ints, divisions: list[Division], sets: SetTable) -> Segments:
@@ -145,13 +153,12 @@ def _segments(parcels: Parcels, nbytes: Ints, divisions: list[Division], sets: S
     stop = np.append(points[1:], line[-1])[: len(points)] - line[parcel]
     flows = parcels.flows
     holders, needers = flows.holders[parcel], flows.needers[parcel]
-    by_holder, by_needer, by_near = (
+    by_holder, by_needer, by_next, by_near = (
         division.member(sets, numbers, parcel, start)
-        for division, numbers in zip(divisions, (holders, needers, holders), strict=True)
+        for division, numbers in zip(divisions, (holders, needers, needers, holders), strict=True)
     )
-    into = np.where(flows.link[parcel] == NET, by_needer, 0)
-    near = flows.link[parcel] != NET
-    relayed = parcels.relay[parcel] == 1
+    near, relayed = flows.link[parcel] != NET, parcels.relay[parcel] == 1
+    into = np.where(near, 0, np.where(relayed, by_next, by_needer))
     out = np.where(near, by_near, np.where(relayed, into % sets.size()[holders], by_holder))
     return Segments(
         parcel, start, stop, sets.member[sets.first[holders] + out], sets.member[sets.first[needers] + into]

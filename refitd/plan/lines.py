@@ -18,8 +18,8 @@ from refitd.plan.ranksets import product, ragged, stable_order
 
 PARTS = 20  # grains into which a large cell is cut at most; a class of as many tensors needs no cutting
 _LARGE = 256 * 1024  # bytes; smaller cells are one grain
-_ROW = 64 * 1024  # bytes; a cut inside a cell falls on the edge of a slice of at most this
-_STEP = 512  # bytes; a cut inside a slice that is larger than that
+_ROW = 4096  # bytes; a cut inside a cell falls on the edge of a slice of at most this
+_STEP = 512  # bytes; a cut inside a row that is larger than that falls on a multiple
 _ITEM = np.array([ITEMSIZE[dtype] for dtype in DTYPES], np.int64)
 
 
@@ -74,8 +74,7 @@ def make_lines(classes: Classes) -> Lines:
     parts = _parts(count, nbytes, np.take_along_axis(extent, (extent > 1).argmax(axis=1)[:, None], axis=1)[cell, 0])
     first = np.append(starts, len(order)).astype(np.int64)
     total = np.add.reduceat(nbytes * count, starts) if len(starts) else np.zeros(0, np.int64)
-    unit = _units(extent)[cell] * item
-    unit = np.where(unit > _ROW, _STEP, unit)
+    unit = _units(extent[cell], item)
     return Lines(
         holders[head], needers[head], dtypes[head], total, first, entry_class, cell, nbytes, parts, axis,
         count * parts, unit,
@@ -93,22 +92,21 @@ def _sorted(columns: tuple[Ints, ...]) -> tuple[Ints, Ints]:
 
 
 def _parts(count: Ints, nbytes: Ints, extent: Ints) -> Ints:
-    """The largest number of even parts, up to `PARTS`, where a class has few tensors and their cells are large."""
+    """Even parts of each cell: as many as bring a class of few large tensors to `PARTS` grains, or as near as may
+    be."""
     parts = np.ones(len(count), np.int64)
     open_ = np.flatnonzero((count < PARTS) & (nbytes >= _LARGE))
-    for number in range(PARTS, 1, -1):
-        even = extent[open_] % number == 0
-        parts[open_[even]] = number
-        open_ = open_[~even]
+    for number in range(2, PARTS + 1):
+        even = open_[extent[open_] % number == 0]
+        parts[even] = number
+        open_ = open_[count[open_] * parts[open_] < PARTS]
     return parts
 
 
-def _units(extent: Ints) -> Ints:
-    """Elements of the largest slice of each box whose bytes stay below `_ROW` for 8-byte items; of all where none is so
-    small."""
-    whole = product(extent)
-    unit = whole
+def _units(extent: Ints, item: Ints) -> Ints:
+    """Bytes of the largest slice of each box that has at most `_ROW` bytes; `_STEP` where even a row has more."""
+    unit = product(extent) * item
     for d in range(extent.shape[1]):
-        inner = product(extent[:, d + 1 :])
-        unit = np.where(unit * 8 > _ROW, inner, unit)
-    return np.where(unit <= 1, whole, unit)
+        unit = np.where(unit > _ROW, product(extent[:, d + 1 :]) * item, unit)
+    last = np.maximum(extent[:, -1], 1) * item
+    return np.where((unit < last) & (last > _ROW), _STEP, unit)

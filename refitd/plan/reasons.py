@@ -29,7 +29,7 @@ def reasons(plan: SidePlan) -> tuple[str, ...]:
     if bool((sets.size()[flows.needers[network]] > 1).any()):
         found.append(
             f"what several ranks of a domain need enters through all of them in stripes of at least "
-            f"{plan.topology.least_share} bytes (less would take longer to send apart), then spreads inside"
+            f"{plan.topology.least_share} bytes (less is not worth a message), then spreads inside"
         )
     return (*found, _relays(plan), *_loss(plan))
 

@@ -20,13 +20,13 @@ class Shares(NamedTuple):
     share: Ints
 
 
-def pour(demand: Ints, sets: SetTable, ranks: int, least: int) -> Shares:
-    """Divide ``demand`` (sets,) among the members of each set.
+def pour(demand: Ints, sets: SetTable, ranks: int, least: int, before: Ints | None = None) -> Shares:
+    """Divide ``demand`` (sets,) among the members of each set, on top of what each rank has ``before``.
 
     Small sets first is exact where sets nest; otherwise it is repeated until the bound is near. A set uses no more
     members than it has shares of ``least`` bytes for.
     """
-    load = np.zeros(ranks, np.int64)
+    load = np.zeros(ranks, np.int64) if before is None else before.copy()
     share = np.zeros(len(sets.member), np.int64)
     size = sets.size()
     single = np.flatnonzero((demand > 0) & (size == 1))

@@ -94,7 +94,7 @@ class SidePlan:
         parcels = self.cutting.parcels
         flows = parcels.flows._replace(holders=np.where(parcels.relay == 1, self._first_holders, parcels.flows.holders))
         nbytes = self.cutting.spans.nbytes()[parcels.span]
-        loads = self.cutting.egress.load, self.cutting.ingress.load
+        loads = self.cutting.egress.load, self.cutting.relayed.load
         return network_bounds(flows, nbytes, parcels.relay == 2, loads, self.content.sets.table())
 
     @cached_property

@@ -9,10 +9,11 @@ from refitd.layout.box import Ints
 from refitd.layout.side import Side
 from refitd.plan.axes import AxesPlan, by_axes
 from refitd.plan.content import Content, make_content, plan_digest
-from refitd.plan.cost import network_bounds
+from refitd.plan.cost import network_bounds, slowest
 from refitd.plan.cutting import Cutting, cut, demand
 from refitd.plan.flows import NET, Flows
 from refitd.plan.lines import Lines
+from refitd.plan.loads import count_loads
 from refitd.plan.proof_lines import prove_cuts
 from refitd.plan.ranksets import SetTable
 from refitd.plan.relays import choose, parcel_out, relayable
@@ -23,6 +24,8 @@ from refitd.plan.topology import Topology
 
 SIDE_BUCKET_BYTES = 32 << 20
 ROUNDS = 4
+SMALL = 1 << 30  # bytes to move; a plan of less is made twice, with shares of at least `FINE` bytes too
+FINE = 512
 MIN_BUCKET_BYTES = 16  # a bucket is filled in halves, and each holds one element of the widest dtype
 _TOLERANCE = 100  # relay where the busiest NIC has a hundredth more than the bound
 
@@ -40,29 +43,40 @@ def plan_sides(
         raise InputError("bucket_bytes", f"an int of at least {MIN_BUCKET_BYTES}", repr(bucket_bytes))
     simple = by_axes(source, destination)
     if simple is not None:
-        return AxesPlan(simple, topology, bucket_bytes, lambda: _core(source, destination, topology, relays))
-    core = _core(source, destination, topology, relays)
+        return AxesPlan(simple, topology, bucket_bytes, lambda: make_core(source, destination, topology, relays))
+    core = make_core(source, destination, topology, relays)
     return SidePlan(plan_digest(*core, ()), topology, bucket_bytes, core)
 
 
-def _core(source: Side, destination: Side, topology: Topology, relays: bool) -> Core:
+def make_core(source: Side, destination: Side, topology: Topology, relays: bool) -> Core:
+    """Everything of a plan but its digest, proven. Raises what `plan_sides` raises."""
     content = make_content(source, destination)
     cutting, part = share_out(content, topology, relays)
+    if int(content.lines.nbytes[content.flows.line].sum()) < SMALL:
+        finer, finer_part = share_out(content, topology, relays, FINE)
+        if cost(finer, content, topology) <= cost(cutting, content, topology):
+            cutting, part = finer, finer_part
     sets = content.sets.table()
     due = content.lines.nbytes * sets.size()[content.lines.needers]
     prove_cuts(content.lines, cutting, sets, content.ranks, due, np.zeros(0, np.int64))
     return Core(content, cutting, part)
 
 
-def share_out(content: Content, topology: Topology, relays: bool) -> tuple[Cutting, Ints]:
-    """Cut the flows; and what part of each line goes by relay, in thousandths."""
+def cost(cutting: Cutting, content: Content, topology: Topology) -> int:
+    """Nanoseconds of the slowest rank, in integers, so that every processor chooses alike."""
+    return slowest(count_loads(cutting, content.sets.table(), content.ranks), topology)
+
+
+def share_out(content: Content, topology: Topology, relays: bool, least: int | None = None) -> tuple[Cutting, Ints]:
+    """Cut the flows into shares of at least ``least`` bytes (default: those worth a message); and what part of each
+    line goes by relay, in thousandths."""
     lines, flows, ranks = content.lines, content.flows, len(content.ranks.keys)
     sets = content.sets.table()
     part = np.zeros(len(lines.holders), np.int64)
     if relays and (relayable(lines, flows) > 0).any():
         part = _relayed(lines, flows, sets, ranks, topology.least_share)
     spans, parcels = parcel_out(lines, flows, 0, part)
-    return cut(lines, spans, parcels, sets, ranks, topology.least_share), part
+    return cut(lines, spans, parcels, sets, ranks, least or topology.least_share), part
 
 
 def _relayed(lines: Lines, flows: Flows, sets: SetTable, ranks: int, least: int) -> Ints:
@@ -75,7 +89,8 @@ def _relayed(lines: Lines, flows: Flows, sets: SetTable, ranks: int, least: int)
     landed = np.zeros(len(flows.line), dtype=bool)
     target = network_bounds(flows, nbytes, landed, (egress.load, ingress.load), sets).egress
     for _ in range(ROUNDS):
-        if int(egress.load.max(initial=0)) <= target + target // _TOLERANCE:
+        over = int(egress.load.max(initial=0)) - target
+        if over <= target // _TOLERANCE or over < least:  # a relay costs messages, too
             break
         more = choose(lines, flows, sets, egress, target, part)
         if (more == part).all():

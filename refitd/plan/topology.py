@@ -12,6 +12,7 @@ from refitd.errors import InputError
 from refitd.plan.program import FABRIC, NETWORK, PEER
 
 MEDIA = (NETWORK, FABRIC, PEER)
+_GROUPED = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +56,9 @@ class Topology:
 
     @property
     def least_share(self) -> int:
-        """Bytes that take as long as a message costs: a smaller share of a line would cost more than it saves."""
-        return max(1, self.entry_bandwidth * self.network.latency // 10**9)
+        """The least bytes of a line that are worth a message of their own: what the NIC moves in the message's time,
+        over `_GROUPED`, as the messages of a rank are posted together."""
+        return max(1, self.entry_bandwidth * self.network.latency // 10**9 // _GROUPED)
 
     @classmethod
     def from_text(cls, text: str) -> Topology:

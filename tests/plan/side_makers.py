@@ -29,8 +29,11 @@ def cut_pattern(shape: tuple[int, ...], dtype: str, ways: int, dim: int | None, 
     return pattern, int(np.prod(local))
 
 
+Cut = tuple[Sequence[str], tuple[int, ...], "int | None", Sequence[int], int]
+
+
 def side(
-    topology: Topology, prefix: str, count: int, tensors: Sequence[tuple[Sequence[str], tuple[int, ...], int | None, Sequence[int], int]],
+    topology: Topology, prefix: str, count: int, tensors: Sequence[Cut],
     dtype: str = "bfloat16", order: Sequence[int] | None = None,
 ) -> Side:  # fmt: skip
     """A side of ``count`` ranks. Tensors: names, shape, the dimension that is cut, ranks, ways; a storage for each.
