@@ -76,8 +76,8 @@ def parcel_out(lines: Lines, flows: Flows, start: int, part: Ints) -> tuple[Span
 
 def drop_empty(spans: Spans, parcels: Parcels) -> Parcels:
     """Only the parcels that carry something."""
-    real = np.flatnonzero(spans.nbytes()[parcels.span] > 0)
-    return parcels.take(real)
+    real = spans.nbytes()[parcels.span] > 0
+    return parcels if real.all() else parcels.take(np.flatnonzero(real))
 
 
 def hops(lines: Lines, part: Ints, flows: Flows, flow: Ints, entry: Ints, place: Ints) -> Ints:
