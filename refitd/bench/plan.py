@@ -72,7 +72,8 @@ def _document(arguments: argparse.Namespace, argv: Sequence[str]) -> dict[str, A
     show(rows, machine(), commit(), arguments.json)
     return {
         "ok": True, "rows": [asdict(row) for row in rows], "growth": grown, "machine": machine(),
-        "load_at_start": load, "repeats": arguments.repeats, "command": shlex.join(["refitd", "bench", "plan", *argv]), "commit": commit(),
+        "load_at_start": load, "repeats": arguments.repeats, "commit": commit(),
+        "command": shlex.join(["refitd", "bench", "plan", *argv]),
     }  # fmt: skip
 
 

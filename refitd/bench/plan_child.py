@@ -1,7 +1,7 @@
 """Times one case in a process of its own, which has one thread: ``python -m refitd.bench.plan_child CASE REPEATS``.
 
-Prints one JSON object: ``seconds`` and ``cpu`` (lists by what was done: on the clock, and of this process), ``plan_peak_bytes`` and ``peak_bytes`` (most resident
-memory, after the plans and at the end), ``tensors``, ``ranks``.
+Prints one JSON object: ``seconds`` and ``cpu`` (lists by what was done: on the clock, and of this process),
+``plan_peak_bytes`` and ``peak_bytes`` (most resident memory, after the plans and at the end), ``tensors``, ``ranks``.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-_WIDTH, _HEIGHT, _GAP, _LEFT, _TOP = 270, 240, 70, 70, 90
+_WIDTH, _HEIGHT, _GAP, _LEFT, _TOP = 270, 240, 88, 80, 90
 Point = Mapping[str, float]
 
 
@@ -15,7 +15,7 @@ def growth_plot(growth: Mapping[str, Sequence[Point]]) -> str:
     low, high = 10 ** math.floor(math.log10(min(times))), 10 ** math.ceil(math.log10(max(times) * 1.01))
     width, height = _LEFT + len(growth) * (_WIDTH + _GAP), _TOP + _HEIGHT + 60
     below = (
-        "milliseconds on one core, median; 256 trainers to 256 engine ranks, 64 layers and 256 experts where not varied; "
+        "milliseconds on one core, median; 256 trainers to 256 engine ranks, 64 layers, 256 experts where not varied; "
         "dashed: linear growth"
     )
     head = (

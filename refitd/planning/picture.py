@@ -7,6 +7,7 @@ from html import escape
 
 from refitd.layout.box import Ints
 from refitd.planning.text import size
+from refitd.planning.traffic import traffic
 
 _LEFT, _TOP, _RIGHT, _BOTTOM = 150, 150, 150, 40
 _AREA = 720
@@ -20,20 +21,17 @@ def heat_map(domains: Sequence[str], matrix: Ints, title: str) -> str:
 
     Domains that send nothing have no row, those that receive nothing no column.
     """
-    rows = [i for i in range(len(domains)) if matrix[i].any()]
-    columns = [j for j in range(len(domains)) if matrix[:, j].any()]
-    cell = max(4.0, min(60.0, _AREA / max(len(rows), len(columns), 1)))
-    width, height = cell * max(len(columns), 1), cell * max(len(rows), 1)
-    most = int(matrix.max(initial=0))
+    senders, receivers, nbytes = traffic(domains, matrix)
+    cell = max(4.0, min(60.0, _AREA / max(len(senders), len(receivers), 1)))
+    width, height = cell * max(len(receivers), 1), cell * max(len(senders), 1)
+    most, tall = int(nbytes.max(initial=0)), max(height, 160.0)
     body = [
-        *_cells([domains[i] for i in rows], [domains[j] for j in columns], matrix[rows][:, columns], cell, most),
-        *_names([domains[i] for i in rows], [domains[j] for j in columns], cell),
+        *_cells(senders, receivers, nbytes, cell, most),
+        *_names(senders, receivers, cell),
         f'<rect x="{_LEFT}" y="{_TOP}" width="{width:g}" height="{height:g}" fill="none" stroke="#555"/>',
-        *_scale(_LEFT + width + 24, max(height, 160.0), most),
+        *_scale(_LEFT + width + 24, tall, most),
     ]
-    return _page(
-        title, _subtitle(matrix), (max(_LEFT + width + _RIGHT, 640.0), _TOP + max(height, 160.0) + _BOTTOM), body
-    )
+    return _page(title, _subtitle(matrix), (max(_LEFT + width + _RIGHT, 700.0), _TOP + tall + _BOTTOM), body)
 
 
 def _subtitle(matrix: Ints) -> str:
@@ -49,7 +47,7 @@ def _page(title: str, subtitle: str, extent: tuple[float, float], body: Sequence
         f'viewBox="0 0 {width:g} {height:g}" font-family="sans-serif" font-size="11" fill="#222">'
     )
     ground = f'<rect width="{width:g}" height="{height:g}" fill="#ffffff"/>'
-    heading = f'<text x="20" y="28" font-size="17" font-weight="bold">{escape(title)}</text>'
+    heading = f'<text x="20" y="28" font-size="17" font-weight="bold">{escape(title)}: traffic between domains</text>'
     below = f'<text x="20" y="48" font-size="12">{escape(subtitle)}</text>'
     return "\n".join([head, ground, heading, below, *body, "</svg>\n"])
 
@@ -73,7 +71,7 @@ def _names(rows: Sequence[str], columns: Sequence[str], cell: float) -> Iterator
         yield f'<text x="{_LEFT - 6}" y="{y:g}" text-anchor="end">{escape(rows[i])}</text>'
     for j in range(0, len(columns), every):
         x = _LEFT + (j + 0.5) * cell + 4
-        yield f'<text transform="translate({x:g} {_TOP - 6}) rotate(-60)">{escape(columns[j])}</text>'
+        yield f'<text transform="translate({x:g} {_TOP - 6}) rotate(-90)">{escape(columns[j])}</text>'
 
 
 def _scale(x: float, height: float, most: int) -> Iterator[str]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from refitd.layout.box import Ints
 from refitd.plan import SidePlan
 from refitd.planning.outcome import Outcome
+from refitd.planning.traffic import traffic
 
 _UNITS = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
 _MEDIA = ("network", "fabric", "peer")
@@ -72,12 +73,11 @@ def _aligned(rows: Sequence[tuple[str, str]]) -> list[str]:
 
 def links_text(domains: Sequence[str], matrix: Ints) -> str:
     """Bytes from each domain (row) to each (column); rows and columns without traffic are left out."""
-    rows = [i for i in range(len(domains)) if matrix[i].any()]
-    columns = [j for j in range(len(domains)) if matrix[:, j].any()]
-    if not rows:
+    senders, receivers, nbytes = traffic(domains, matrix)
+    if not senders:
         return "no bytes between domains"
-    cells = [["from / to", *(domains[j] for j in columns)]]
-    cells += [[domains[i], *(str(int(matrix[i, j])) for j in columns)] for i in rows]
+    cells = [["from / to", *receivers]]
+    cells += [[name, *map(str, row)] for name, row in zip(senders, nbytes.tolist(), strict=True)]
     widths = [max(len(row[k]) for row in cells) for k in range(len(cells[0]))]
     lines = ("  ".join(f"{cell:>{w}}" for cell, w in zip(row, widths, strict=True)) for row in cells)
     return "\n".join(["bytes between domains", *lines])

@@ -12,7 +12,7 @@ from refitd.planning.cases import preset_case
 LARGE = [name for name in PRESETS if name.endswith("-2048")]
 SMALL = [name for name in PRESETS if name not in LARGE]
 NAMES = [*SMALL, *(pytest.param(name, marks=pytest.mark.slow) for name in LARGE)]
-# A model of 1 MB: its 255,760 bytes a NIC take 5 us and one message 30 us, so that nothing is cut or relayed to balance.
+# A model of 1 MB: 255,760 bytes a NIC take 5 us and one message 30 us, so that nothing is cut or relayed to balance.
 LATENCY_BOUND = "tiny"
 
 
