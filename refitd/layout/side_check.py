@@ -63,9 +63,10 @@ def _a_rank(side: Side, tensor: int, pattern: int) -> str:
 def _views(side: Side) -> Iterator[InputError]:
     """Boxes outside their tensor, views outside their storage. One row of a (pattern, group, storage pattern) is
     judged."""
-    for pattern in side.patterns:
-        if (pattern.boxes[:, 0] < 0).any() or (pattern.boxes[:, 1] > np.array(pattern.shape)).any():
-            yield InputError(f"pattern of shape {pattern.shape}", "boxes inside it", str(pattern.boxes.tolist())[:80])
+    for number, pattern in enumerate(side.patterns):
+        outside = (pattern.boxes[:, 0] < 0) | (pattern.boxes[:, 1] > np.array(pattern.shape, dtype=np.int64))
+        if outside.any():
+            yield _outside_tensor(side, number, int(outside.any(axis=1).argmax()))
     inst = side.instances
     key = np.stack([inst[:, 1], inst[:, 2], side.storage_pattern[inst[:, 3]], side.storage_group[inst[:, 3]]], axis=1)
     order = np.lexsort((-inst[:, 4], *key.T))
@@ -74,6 +75,20 @@ def _views(side: Side) -> Iterator[InputError]:
     fresh[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
     for row in order[fresh].tolist():
         yield from _outside(side, inst[row])
+
+
+def _outside_tensor(side: Side, number: int, box: int) -> InputError:
+    """The error for a box of a pattern; it names the first tensor and rank that have it."""
+    pattern = side.patterns[number]
+    lo, hi = (tuple(edge) for edge in pattern.boxes[box].tolist())
+    rows = side.instances[side.instances[:, 1] == number]
+    slots = pattern.slot[pattern.box == box]
+    if not len(rows) or not len(slots):
+        return InputError(f"pattern of shape {pattern.shape}", "boxes inside it", f"{lo} to {hi}")
+    tensor, _, group, storage, _ = rows[0].tolist()
+    rank = side.ranks[side.groups[group][int(slots[0])]]
+    field = f"piece of {side.tensors[tensor]} in {side.storages[storage]} of {rank}: box"
+    return InputError(field, f"inside shape {pattern.shape}", f"{lo} to {hi}")
 
 
 def _outside(side: Side, row: Ints) -> Iterator[InputError]:

@@ -77,7 +77,7 @@ def classify(source: Side, destination: Side, ranks: Ranks, sets: RankSets) -> C
     pairs, pair = np.unique(holds.form[src_combo] * (len(needs.forms) + 1) + needs.form[dst_combo], return_inverse=True)
     forms = tuple(divmod(p, len(needs.forms) + 1) for p in pairs.tolist())
     base = Classes(holds, needs, at[order], order, first, src_combo, dst_combo, pair.reshape(-1), forms, *_NO_CELLS)
-    _require_matching(base)
+    _require_matching(base, ranks)
     return _with_cells(base, ranks)
 
 
@@ -114,24 +114,34 @@ def _absent(destination: Side, tensors: Ints, ranks: Ranks, needs: Laid) -> list
     ]
 
 
-def _require_matching(classes: Classes) -> None:
+def _require_matching(classes: Classes, ranks: Ranks) -> None:
     bad: list[InputError] = []
     for number, (s, d) in enumerate(classes.forms):
         have, need = classes.source.forms[s], classes.destination.forms[d]
         if have.shape != need.shape:
-            expected, got = f"shape {have.shape}", f"shape {need.shape}"
+            expected, got = f"shape {have.shape} as {{0}} reports", f"shape {need.shape} on {{1}}"
         elif not cast_allowed(have.dtype, need.dtype):
-            expected, got = f"a dtype that {have.dtype} may be cast to", need.dtype
+            expected, got = f"a dtype that {have.dtype} of {{0}} may be cast to", f"{need.dtype} on {{1}}"
         else:
             continue
-        bad += [InputError(f"tensor {name}", expected, got) for name in _names(classes, number)]
+        for found in np.flatnonzero(classes.pair == number).tolist():
+            keys = _a_rank_each(classes, found, ranks)
+            names = _names(classes, found)
+            bad += [InputError(f"tensor {name}", expected.format(*keys), got.format(*keys)) for name in names]
     if bad:
-        raise MismatchError(bad)
+        raise MismatchError(sorted(bad, key=lambda error: error.field))
 
 
-def _names(classes: Classes, pair: int) -> list[str]:
-    wants = np.flatnonzero((classes.pair == pair)[np.repeat(np.arange(len(classes.pair)), classes.sizes())])
-    return sorted(classes.destination.side.tensors.take(classes.destination.tensor[classes.dst[wants]]))
+def _a_rank_each(classes: Classes, number: int, ranks: Ranks) -> tuple[str, str]:
+    """The first source and the first destination of a class."""
+    source, destination = classes.source, classes.destination
+    slots = source.slots[int(classes.src_combo[number])], destination.slots[int(classes.dst_combo[number])]
+    return ranks.keys[int(slots[0].min())], ranks.keys[int(slots[1].min())]
+
+
+def _names(classes: Classes, number: int) -> list[str]:
+    wants = classes.dst[int(classes.first[number]) : int(classes.first[number + 1])]
+    return classes.destination.side.tensors.take(classes.destination.tensor[wants])
 
 
 def _with_cells(classes: Classes, ranks: Ranks) -> Classes:

@@ -69,7 +69,7 @@ def lay(side: Side, numbers: Ints, sets: RankSets, used: Ints | None, writes: bo
     spread = [numbers[np.array(group, np.int64)] for group in side.groups]
     slots = tuple(spread[p[0][1]] if len(p) == 1 else np.concatenate([spread[g] for _, g in p]) for p in parts)
     holders = [
-        _holders(forms[f], ranks, sets, writes, side, tensor, combo, c)
+        _holders(forms[f], ranks, sets, writes, side, numbers, tensor[combo == c])
         for c, (f, ranks) in enumerate(zip(form.tolist(), slots, strict=True))
     ]
     atom = ends(np.array([len(forms[f].lo) for f in form.tolist()], np.int64))
@@ -107,20 +107,17 @@ def _require_agreement(side: Side, parts: list[list[tuple[int, int]]], combo: In
         raise MismatchError(bad)
 
 
-def _holders(
-    form: Form, ranks: Ints, sets: RankSets, writes: bool, side: Side, tensor: Ints, combo: Ints, number: int
-) -> Ints:
+def _holders(form: Form, ranks: Ints, sets: RankSets, writes: bool, side: Side, numbers: Ints, tensors: Ints) -> Ints:
     members = ranks[form.slot]
     found = sets.add_runs(members, form.first)
     if writes and len(members):
         codes = np.sort(np.repeat(np.arange(len(form.lo)), form.first[1:] - form.first[:-1]) * (1 << 32) + members)
-        if (codes[1:] == codes[:-1]).any():
-            name = side.tensors[int(tensor[combo == number][0])]
+        twice = codes[1:][codes[1:] == codes[:-1]]
+        if len(twice):
+            atom, member = divmod(int(twice[0]), 1 << 32)
+            field = f"tensor {side.tensors[int(tensors[0])]} of {side.ranks[int(np.flatnonzero(numbers == member)[0])]}"
+            got = f"{form.lo[atom].tolist()} to {form.hi[atom].tolist()} twice"
             raise MismatchError(
-                [
-                    InputError(
-                        f"tensor {name}", "each element once on a destination rank (a copy needs its own name)", "two"
-                    )
-                ]
+                [InputError(field, "each element once on a destination rank (a copy needs its own name)", got)]
             )
     return found

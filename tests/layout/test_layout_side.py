@@ -126,7 +126,10 @@ def test_a_good_side_passes_with_instances_that_complete_each_other() -> None:
             side_of(("w", rows_of((4, 3), (0, 4), dtype="int16"), [1])),
             "piece of w in w of trainer/a/1: dtype: expected int16, the tensor's, got int32, the storage's",
         ),
-        (side_of(("w", rows_of((4, 3), (0, 5)), [1]), numel=20), "pattern of shape (4, 3): expected boxes inside it"),
+        (
+            side_of(("w", rows_of((4, 3), (0, 5)), [1]), numel=20),
+            "piece of w in w of trainer/a/1: box: expected inside shape (4, 3), got (0, 0) to (5, 3)",
+        ),
     ],
 )
 def test_contradictions_name_tensor_rank_and_both_facts(side: Side, message: str) -> None:

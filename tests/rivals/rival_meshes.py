@@ -125,8 +125,7 @@ def ranks_of(
 ) -> list[Rank]:
     """Ranks, each in a domain of its own or all in one (and there on one node)."""
     return [
-        Rank(f"{prefix}/{n}", domain or f"n{n}", domain or f"n{n}", layout_of(whole, of, n, dtype))
-        for n in numbers(of)
+        Rank(f"{prefix}/{n}", domain or f"n{n}", domain or f"n{n}", layout_of(whole, of, n, dtype)) for n in numbers(of)
     ]
 
 

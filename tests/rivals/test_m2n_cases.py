@@ -76,7 +76,9 @@ def test_tensor_size(shape: tuple[int, int], sd: tuple[int, int], pl: tuple[str,
     deliver(planes(shape), pl_source, pl_target)
 
 
-@pytest.mark.parametrize("sd", [(0, 0), (0, 1), (0, 2), (2, 0), (1, 0), (1, 1), (1, 2)], ids=lambda p: f"sd{p[0]}{p[1]}")
+@pytest.mark.parametrize(
+    "sd", [(0, 0), (0, 1), (0, 2), (2, 0), (1, 0), (1, 1), (1, 2)], ids=lambda p: f"sd{p[0]}{p[1]}"
+)
 @pytest.mark.parametrize("shape", [(64, 128, 128), (128, 64, 64)], ids=str)
 def test_nd_tensors(shape: tuple[int, ...], sd: tuple[int, int]) -> None:
     """Three dimensions, each cut against each."""

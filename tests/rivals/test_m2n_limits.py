@@ -58,7 +58,9 @@ def test_layouts_that_the_rival_refuses(source: Mesh, target: Mesh, shape: tuple
         assert plan.totals["network_bytes"] == 4 * whole["w"].numel()
 
 
-@pytest.mark.parametrize("shape", [(3, 4, 5, 6), (2, 3, 2, 5, 4), (3, 2, 2, 3, 2, 4), (2,) * 7, (2, 3, 2, 1, 2, 2, 3, 2)])
+@pytest.mark.parametrize(
+    "shape", [(3, 4, 5, 6), (2, 3, 2, 5, 4), (3, 2, 2, 3, 2, 4), (2,) * 7, (2, 3, 2, 1, 2, 2, 3, 2)]
+)
 def test_tensors_of_four_to_eight_dimensions(shape: tuple[int, ...]) -> None:
     """M2N stops at three dimensions; right is any of them cut against any other, uneven sizes included."""
     last = len(shape) - 1
@@ -95,7 +97,9 @@ def test_global_shapes_that_differ_raise(other: tuple[int, ...]) -> None:
     assert str(other) in str(caught.value)
 
 
-@pytest.mark.parametrize("dtype", ["bool", "int16", "int8", "uint8", "uint64", "float16", "float8_e4m3fn", "float8_e8m0fnu"])
+@pytest.mark.parametrize(
+    "dtype", ["bool", "int16", "int8", "uint8", "uint64", "float16", "float8_e4m3fn", "float8_e8m0fnu"]
+)
 def test_dtypes_that_the_rival_lacks_or_has(dtype: str) -> None:
     """bool, int16 and e8m0 have no name in M2N; right is that bytes of any width arrive unchanged."""
     kind = getattr(torch, dtype)
