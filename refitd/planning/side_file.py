@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from refitd.errors import InputError
+from refitd.errors import InputError, LayoutError
 from refitd.layout import Layout, side_from_layouts
 from refitd.layout.side import Side
 from refitd.layout_file import load_layout
@@ -28,7 +28,11 @@ def load_side(path: Path) -> Side:
     read: dict[Path, Layout] = {}
     for key, row in _ranks(field, _document(field, path)):
         places[key] = _text(f"{field} {key} node", row["node"]), _text(f"{field} {key} domain", row["domain"])
-        layouts[key] = _layout(f"{field} {key} layout", row["layout"], path.parent, read)
+        try:
+            layouts[key] = _layout(f"{field} {key} layout", row["layout"], path.parent, read)
+        except LayoutError as error:
+            bad = [InputError(f"{key}: {v.field}", v.expected, v.got) for v in error.violations]
+            raise LayoutError(bad) from None
     return side_from_layouts(layouts, places)
 
 
