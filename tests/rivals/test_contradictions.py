@@ -98,7 +98,7 @@ def layouts_of(of: Sequence[Rank]) -> dict[str, Layout]:
     return {rank.key: rank.layout for rank in of}
 
 
-def factored(of: Sequence[Rank]):  # noqa: ANN201  (a Side)
+def factored(of: Sequence[Rank]):
     return side_from_layouts(layouts_of(of), {rank.key: (rank.node, rank.domain) for rank in of})
 
 

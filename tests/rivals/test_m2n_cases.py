@@ -9,7 +9,19 @@ import numpy as np
 import pytest
 import torch
 from rival_meshes import (
-    Mesh, R, arrays_of, box_of, carry_out, counters, deliver, mesh, numbers, plan_of, planes, ranks_of, side_of,
+    Mesh,
+    R,
+    arrays_of,
+    box_of,
+    carry_out,
+    counters,
+    deliver,
+    mesh,
+    numbers,
+    plan_of,
+    planes,
+    ranks_of,
+    side_of,
 )  # fmt: skip
 
 from refitd import MismatchError

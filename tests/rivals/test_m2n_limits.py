@@ -8,8 +8,22 @@ import numpy as np
 import pytest
 import torch
 from rival_meshes import (
-    Mesh, R, arrays_of, bits, box_of, carry_out, counters, deliver, layout_of, mesh, numbers, part, plan_of, planes,
-    ranks_of, side_of,
+    Mesh,
+    R,
+    arrays_of,
+    bits,
+    box_of,
+    carry_out,
+    counters,
+    deliver,
+    layout_of,
+    mesh,
+    numbers,
+    part,
+    plan_of,
+    planes,
+    ranks_of,
+    side_of,
 )  # fmt: skip
 
 from refitd import InputError, Layout, MismatchError, reshard

@@ -8,7 +8,19 @@ import numpy as np
 import pytest
 import torch
 from rival_meshes import (
-    Mesh, R, arrays_of, bits, box_of, carry_out, deliver, inside, mesh, numbers, part, plan_of, planes,
+    Mesh,
+    R,
+    arrays_of,
+    bits,
+    box_of,
+    carry_out,
+    deliver,
+    inside,
+    mesh,
+    numbers,
+    part,
+    plan_of,
+    planes,
     ranks_of,
 )  # fmt: skip
 
@@ -95,7 +107,7 @@ def test_one_copy_crosses_and_all_replicas_send(row: Row) -> None:
     brought = carry_out(plan, arrays_of(sources, row.source, whole, filled=True), memory)
     for rank, wanted in zip(targets, numbers(row.target), strict=True):
         assert memory[rank.key]["w"].tolist() == part(whole["w"], row.target, wanted).reshape(-1).tolist()
-    sent = {rank: 0 for rank in sorted(numbers(row.source))}
+    sent = dict.fromkeys(sorted(numbers(row.source)), 0)
     for (src, _, link), ids in brought.items():
         if link == "network":
             sent[src] += len(ids)
