@@ -1,4 +1,4 @@
-"""Meshes with placements, an oracle that cuts whole tensors with ``torch.chunk``, and plans carried out bucket by bucket.
+"""Meshes with placements, an oracle that cuts whole tensors with `torch.chunk`, and plans carried out by bucket.
 
 Every element of a model has a number of its own: 32-bit counters, and for narrower dtypes their planes (all second
 halves, all fourth bytes) as tensors that travel together, so that no two elements look alike.

@@ -1,4 +1,4 @@
-"""Whatever contradicts itself in a layout, a side or a pair of sides is told with the tensor, the rank and both facts."""
+"""Whatever contradicts itself in a layout, a side or a pair of sides: tensor, rank and both facts are told."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import torch
 
 from refitd import InputError, Layout, LayoutError, MismatchError, PlanError, RefitdError, reshard
 from refitd.layout import Box, Piece, check_match, check_side, side_from_layouts
+from refitd.layout.fronts.megatron import Parallel, megatron
+from refitd.layout.fronts.places import Hosts
 from refitd.layout.models import Block, Row, build
 from refitd.layout.models.quant import check_blocks
 from refitd.layout.side_check import check as check_factored
@@ -39,20 +41,40 @@ VECTOR = {"facts": {"x": ((2,), F32)}}
 @pytest.mark.parametrize(
     ("layout", "message"),
     [
-        pytest.param(lay((0, 6)), "piece of w in w: box of engine/r0/3: expected inside shape (4, 4), got (0, 0) to (6, 4)",
-                     id="bounds of the tensor"),
-        pytest.param(lay(numel=9), "piece of w in w: view of engine/r0/3: expected inside 9 elements, got offset 0, extents "
-                     "(4, 4), strides (4, 1)", id="bounds of the storage"),
-        pytest.param(lay(stored="bfloat16"), "piece of w in w: dtype of engine/r0/3: expected float32, the tensor's, got "
-                     "bfloat16, the storage's", id="dtype"),
-        pytest.param(lay(dtype="float3"), "tensor w: dtype of engine/r0/3: expected a dtype that refitd knows, got float3",
-                     id="unknown dtype"),
-        pytest.param(lay(**VECTOR, more=[X._replace(storage="w", offset=3)]), "storage w: pieces of w and x of engine/r0/3: "
-                     "expected no common element unless tied, got (0, 0)-(4, 4) at 0 and (0,)-(2,) at 3", id="overlap"),
-        pytest.param(lay(facts={"head": ((2, 4), F32)}, tied={"head": "w"}), "tied head of engine/r0/3: expected the shape "
-                     "and dtype of w: ((4, 4), 'float32'), got ((2, 4), 'float32')", id="tied names"),
+        pytest.param(
+            lay((0, 6)),
+            "piece of w in w: box of engine/r0/3: expected inside shape (4, 4), got (0, 0) to (6, 4)",
+            id="bounds of the tensor",
+        ),
+        pytest.param(
+            lay(numel=9),
+            "piece of w in w: view of engine/r0/3: expected inside 9 elements, got offset 0, extents "
+            "(4, 4), strides (4, 1)",
+            id="bounds of the storage",
+        ),
+        pytest.param(
+            lay(stored="bfloat16"),
+            "piece of w in w: dtype of engine/r0/3: expected float32, the tensor's, got bfloat16, the storage's",
+            id="dtype",
+        ),
+        pytest.param(
+            lay(dtype="float3"),
+            "tensor w: dtype of engine/r0/3: expected a dtype that refitd knows, got float3",
+            id="unknown dtype",
+        ),
+        pytest.param(
+            lay(**VECTOR, more=[X._replace(storage="w", offset=3)]),
+            "storage w: pieces of w and x of engine/r0/3: "
+            "expected no common element unless tied, got (0, 0)-(4, 4) at 0 and (0,)-(2,) at 3",
+            id="overlap",
+        ),
+        pytest.param(
+            lay(facts={"head": ((2, 4), F32)}, tied={"head": "w"}),
+            "tied head of engine/r0/3: expected the shape and dtype of w: ((4, 4), 'float32'), got ((2, 4), 'float32')",
+            id="tied names",
+        ),
     ],
-)  # fmt: skip
+)
 def test_inside_one_layout(layout: Layout, message: str) -> None:
     """A layout against itself, told with the rank's key; and `reshard` refuses it before a byte moves."""
     with pytest.raises(LayoutError) as caught:
@@ -70,21 +92,38 @@ def test_inside_one_layout(layout: Layout, message: str) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        pytest.param(lambda: lay(more=[X]), "piece of x in x: tensor: expected a known tensor, got x", id="unknown tensor"),
-        pytest.param(lambda: lay(**VECTOR, more=[X]), "piece of x in x: storage: expected a known storage, got x",
-                     id="unknown storage"),
-        pytest.param(lambda: lay(strides=(1,)), "piece of w in w: box and strides: expected 2 dimensions, got Box(lo=(0, 0), "
-                     "hi=(4, 4)) (1,)", id="dimensions"),
-        pytest.param(lambda: lay(tied={"head": "embed"}), "tied head: expected the canonical name of a known tensor, got embed",
-                     id="tied to nothing"),
-        pytest.param(lambda: lay(tied={"w": "w"}), "tied w: expected the canonical name of a known tensor, got w",
-                     id="tied to itself"),
-        pytest.param(lambda: lay(numel=1 << 60), "storage w: elements: expected an int from 0 to 2**48, got 1152921504606846976",
-                     id="size"),
+        pytest.param(
+            lambda: lay(more=[X]), "piece of x in x: tensor: expected a known tensor, got x", id="unknown tensor"
+        ),
+        pytest.param(
+            lambda: lay(**VECTOR, more=[X]),
+            "piece of x in x: storage: expected a known storage, got x",
+            id="unknown storage",
+        ),
+        pytest.param(
+            lambda: lay(strides=(1,)),
+            "piece of w in w: box and strides: expected 2 dimensions, got Box(lo=(0, 0), hi=(4, 4)) (1,)",
+            id="dimensions",
+        ),
+        pytest.param(
+            lambda: lay(tied={"head": "embed"}),
+            "tied head: expected the canonical name of a known tensor, got embed",
+            id="tied to nothing",
+        ),
+        pytest.param(
+            lambda: lay(tied={"w": "w"}),
+            "tied w: expected the canonical name of a known tensor, got w",
+            id="tied to itself",
+        ),
+        pytest.param(
+            lambda: lay(numel=1 << 60),
+            "storage w: elements: expected an int from 0 to 2**48, got 1152921504606846976",
+            id="size",
+        ),
     ],
-)  # fmt: skip
+)
 def test_records_that_make_no_layout(make: Callable[[], Layout], message: str) -> None:
-    """Records that contradict each other are refused when the layout is made, on its own rank: tensor and both facts."""
+    """Records that contradict each other are refused on their own rank when the layout is made: tensor, both facts."""
     with pytest.raises(LayoutError) as caught:
         make()
     assert message in str(caught.value)
@@ -109,15 +148,26 @@ TIED = [Layout.from_pieces(OTHER.tensors, OTHER.storages, OTHER.pieces(), (), {"
 @pytest.mark.parametrize(
     ("layouts", "message"),
     [
-        pytest.param([TOP, lay((2, 4), (4, 5))], "tensor w: expected shape (4, 4) dtype float32 as trainer/a/0 reports, got "
-                     "shape (4, 5) dtype float32 from trainer/a/1", id="shape"),
-        pytest.param([TOP, lay((2, 4), dtype="bfloat16")], "tensor w: expected shape (4, 4) dtype float32 as trainer/a/0 "
-                     "reports, got shape (4, 4) dtype bfloat16 from trainer/a/1", id="dtype"),
+        pytest.param(
+            [TOP, lay((2, 4), (4, 5))],
+            "tensor w: expected shape (4, 4) dtype float32 as trainer/a/0 reports, got "
+            "shape (4, 5) dtype float32 from trainer/a/1",
+            id="shape",
+        ),
+        pytest.param(
+            [TOP, lay((2, 4), dtype="bfloat16")],
+            "tensor w: expected shape (4, 4) dtype float32 as trainer/a/0 "
+            "reports, got shape (4, 4) dtype bfloat16 from trainer/a/1",
+            id="dtype",
+        ),
         pytest.param(TIED, "tied head: expected w as trainer/a/0 says, got v from trainer/a/1", id="tied names"),
-        pytest.param([TOP, lay((3, 4))], "tensor w: expected a holder for every element of shape (4, 4), got none for "
-                     "Box(lo=(2, 0), hi=(3, 4))", id="missing holder"),
+        pytest.param(
+            [TOP, lay((3, 4))],
+            "tensor w: expected a holder for every element of shape (4, 4), got none for Box(lo=(2, 0), hi=(3, 4))",
+            id="missing holder",
+        ),
     ],
-)  # fmt: skip
+)
 def test_between_ranks_of_a_side(layouts: list[Layout], message: str) -> None:
     """Ranks of one side against each other, layout by layout and factored: both ranks, or the box that nobody holds."""
     made = ranks("trainer/a", layouts)
@@ -129,35 +179,65 @@ def test_between_ranks_of_a_side(layouts: list[Layout], message: str) -> None:
     assert message in str(other.value)
 
 
+_DTYPE = "piece of w in w of trainer/a/0: dtype"
+
+
 def test_factored_bounds_and_dtypes() -> None:
     """Boxes beyond the tensor, views beyond the storage and a storage of another dtype, found by pattern."""
     for layout, message in (
         (lay((0, 6)), "piece of w in w of trainer/a/0: box: expected inside shape (4, 4), got (0, 0) to (6, 4)"),
         (lay(numel=9), "piece of w in w of trainer/a/0: view: expected inside 9 elements, got its last element at 15"),
-        (lay(stored="bfloat16"), "piece of w in w of trainer/a/0: dtype: expected float32, the tensor's, got bfloat16, the "
-         "storage's"),
-    ):  # fmt: skip
+        (lay(stored="bfloat16"), f"{_DTYPE}: expected float32, the tensor's, got bfloat16, the storage's"),
+    ):
         with pytest.raises(LayoutError) as caught:
             check_factored(factored(ranks("trainer/a", [layout])))
         assert message in str(caught.value)
 
 
 BETWEEN = [
-    pytest.param([lay(shape=(5, 4), rows=(0, 5))], "tensor w: expected shape (4, 4) as trainer/a/0 reports, got shape (5, 4) "
-                 "on engine/b/0", True, id="shape"),
-    pytest.param([lay(dtype="float64")], "tensor w: expected a dtype that float32 of trainer/a/0 may be cast to, got float64 "
-                 "on engine/b/0", True, id="cast"),
-    pytest.param([WHOLE, lay(**VECTOR, room={"x": 2}, more=[X])], "tensor x: expected a source that has it, got none; "
-                 "engine/b/1 needs it", True, id="extra tensor"),
-    pytest.param([lay(room={"k": 2})], "storage k of engine/b/0: expected a piece in it, or a keep pattern that names it, got "
-                 "neither", False, id="keep"),
-    pytest.param([lay(room={"k": 2}, keep=["kept"])], "storage k of engine/b/0: expected a piece in it, or a keep pattern "
-                 "that names it, got neither", False, id="keep of another name"),
-    pytest.param([lay(strides=(0, 1))], "piece of w in w of engine/b/0: expected a view whose elements share no address, got "
-                 "strides (0, 1)", False, id="overlap in itself"),
-    pytest.param([WHOLE, lay(room={"v": 8}, more=[Piece("w", Box((1, 0), (3, 4)), "v", 0, (4, 1))])], "tensor w of engine/b/1: "
-                 "expected each element once on a destination rank (a copy needs its own name), got ", True, id="twice"),
-]  # fmt: skip
+    pytest.param(
+        [lay(shape=(5, 4), rows=(0, 5))],
+        "tensor w: expected shape (4, 4) as trainer/a/0 reports, got shape (5, 4) on engine/b/0",
+        True,
+        id="shape",
+    ),
+    pytest.param(
+        [lay(dtype="float64")],
+        "tensor w: expected a dtype that float32 of trainer/a/0 may be cast to, got float64 on engine/b/0",
+        True,
+        id="cast",
+    ),
+    pytest.param(
+        [WHOLE, lay(**VECTOR, room={"x": 2}, more=[X])],
+        "tensor x: expected a source that has it, got none; engine/b/1 needs it",
+        True,
+        id="extra tensor",
+    ),
+    pytest.param(
+        [lay(room={"k": 2})],
+        "storage k of engine/b/0: expected a piece in it, or a keep pattern that names it, got neither",
+        False,
+        id="keep",
+    ),
+    pytest.param(
+        [lay(room={"k": 2}, keep=["kept"])],
+        "storage k of engine/b/0: expected a piece in it, or a keep pattern that names it, got neither",
+        False,
+        id="keep of another name",
+    ),
+    pytest.param(
+        [lay(strides=(0, 1))],
+        "piece of w in w of engine/b/0: expected a view whose elements share no address, got strides (0, 1)",
+        False,
+        id="overlap in itself",
+    ),
+    pytest.param(
+        [WHOLE, lay(room={"v": 8}, more=[Piece("w", Box((1, 0), (3, 4)), "v", 0, (4, 1))])],
+        "tensor w of engine/b/1: expected each element once on a destination rank (a copy needs its own name), got ",
+        True,
+        id="twice",
+    ),
+]
 
 
 @pytest.mark.parametrize(("wanted", "message", "planned"), BETWEEN)
@@ -212,9 +292,6 @@ def test_a_dtype_that_nobody_knows_is_no_key_error() -> None:
 @pytest.mark.parametrize(("cut", "dim", "edge"), [("rows", 0, 192), ("columns", 1, 192)])
 def test_a_shard_edge_inside_a_block_of_the_scale(cut: str, dim: int, edge: int) -> None:
     """fp8 of 384 x 384 with blocks of 128 over two ranks: tensor, rank, edge and block."""
-    from refitd.layout.fronts.megatron import Parallel, megatron
-    from refitd.layout.fronts.places import Hosts
-
     rows = [
         Row("o", "o.weight", (384, 384), cut, "float8_e4m3fn"),
         Row("o_scale", "o.weight_scale_inv", (3, 3), "full", F32),
@@ -223,9 +300,9 @@ def test_a_shard_edge_inside_a_block_of_the_scale(cut: str, dim: int, edge: int)
     with pytest.raises(LayoutError) as caught:
         check_blocks(megatron(model, Parallel(tp=2), Hosts(8, 8)))
     assert str(caught.value) == (
-        f"tensor model.layers.0.o.weight of trainer/run/0: expected shard edges of dimension {dim} at multiples of 128, the "
-        f"block of its scale, got edge {edge} inside block 1 (128 to 256)"
-    )  # fmt: skip
+        f"tensor model.layers.0.o.weight of trainer/run/0: expected shard edges of dimension {dim} at multiples of "
+        f"128, the block of its scale, got edge {edge} inside block 1 (128 to 256)"
+    )
 
 
 def test_all_contradictions_are_told_at_once() -> None:

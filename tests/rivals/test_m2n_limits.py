@@ -28,7 +28,7 @@ from rival_meshes import (
 
 from refitd import InputError, Layout, MismatchError, reshard
 from refitd.layout import Box, Piece
-from refitd.plan import lose, make_plan, plan_sides, topology
+from refitd.plan import Rank, copy, lose, make_plan, plan_sides, topology
 
 
 def grid(first: int, shape: tuple[int, ...], *cuts: int | None) -> Mesh:
@@ -91,7 +91,7 @@ def test_nine_dimensions_are_refused() -> None:
 
 @pytest.mark.parametrize(("rows", "ways"), list(itertools.product((1, 5, 10, 13), (2, 3, 4, 7))))
 def test_shards_that_do_not_divide_lose_nothing(rows: int, ways: int) -> None:
-    """M2N's default path divides with the remainder dropped; right is every row, whatever is left over on which side."""
+    """M2N's default path divides with the remainder dropped; right is every row, whatever is left over on a side."""
     deliver(planes((rows, 3)), grid(0, (ways,), 0), grid(ways, (2,), 0))
     deliver(planes((rows, 3)), grid(0, (2,), 0), grid(2, (ways,), 0))
 
@@ -136,7 +136,7 @@ def test_dtypes_that_are_not_known_are_refused(dtype: str) -> None:
      ("float16", "float32")],
 )  # fmt: skip
 def test_casts_on_the_way(source: str, target: str) -> None:
-    """Both rivals want equal dtypes (M2N moves bytes, NeMo RL raises on a wire dtype that differs); right is torch's own
+    """Both rivals want equal dtypes (M2N moves bytes, NeMo RL raises on another wire dtype); right is torch's own
     rounding, uneven shards and ties included."""
     ties = torch.tensor([1 + 2.0**-8, 1 + 3 * 2.0**-8, 1 + 2.0**-11, 1e30, -0.0, float("inf")], dtype=torch.float64)
     numbers_ = torch.cat([ties, torch.arange(1, 72, dtype=torch.float64) * 1.00390625 / 7])
@@ -233,8 +233,6 @@ def test_growth_takes_what_is_there() -> None:
     for rank in joiner:
         program = plan.program(rank.key)
         for bucket in program.receives():
-            from refitd.plan import copy
-
             copy(program, bucket, held[bucket.src], memory[rank.key])
     for number in (8, 9):
         expected = part(whole["w"], grid(8, (2,), 1), number).reshape(-1).tolist()
@@ -250,8 +248,6 @@ def test_a_rank_of_more_than_two_gigabytes() -> None:
     columns = [Box((0, 0), (4, 1 << 31)), Box((0, 1 << 31), (4, 1 << 32))]
     src = [Layout.from_pieces(facts, {"w": (cut, "uint8")}, [Piece("w", b, "w", 0, (1 << 32, 1))]) for b in halves]
     dst = [Layout.from_pieces(facts, {"w": (cut, "uint8")}, [Piece("w", b, "w", 0, (1 << 31, 1))]) for b in columns]
-    from refitd.plan import Rank
-
     plan = plan_sides(
         side_of(Rank(f"s/{i}", f"s{i}", f"s{i}", lay) for i, lay in enumerate(src)),
         side_of(Rank(f"d/{i}", "d", "d", lay) for i, lay in enumerate(dst)),

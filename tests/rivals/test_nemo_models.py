@@ -130,7 +130,7 @@ def test_configurations_that_the_rival_turns_down(parallel: Parallel, shape: Eng
 
 
 def test_interleaved_experts_and_a_vocabulary_of_two_paddings() -> None:
-    """Gate and up in blocks of 8, a vocabulary of 60 padded to 256 and to 64: padding rows of the trainer never go out."""
+    """Gate and up in blocks of 8, a vocabulary of 60 padded to 256 and to 64: no padding of the trainer goes out."""
     options = Options(vocab_multiple=128, glu_interleave=8)
     source = megatron(model(), Parallel(tp=2, ep=2, dp=1, etp=1), HOSTS, options)
     delivered(source, engine(model(), vllm(4), 1, HOSTS))
@@ -250,9 +250,10 @@ def test_an_unmapped_name_is_refused() -> None:
     """A module that the trainer does not have: the rival raises without saying who needs it, ours names the rank."""
     target = Layout.from_tensors({"some_unknown_module.weight": torch.zeros(4)})
     source = Layout.from_tensors({"w": torch.ones(4)})
-    with pytest.raises(MismatchError, match=r"tensor some_unknown_module.weight: expected a source that has it, got none; "
-                                            r"engine/reshard/0 needs it"):  # fmt: skip
+    with pytest.raises(MismatchError) as caught:
         reshard([source], [target], [{"w": torch.ones(4)}])
+    field = "tensor some_unknown_module.weight"
+    assert str(caught.value) == f"{field}: expected a source that has it, got none; engine/reshard/0 needs it"
 
 
 def test_blockwise_fp8_goes_straight_through() -> None:
@@ -272,7 +273,7 @@ def test_blockwise_fp8_goes_straight_through() -> None:
     for layout, shard in zip(dst, got, strict=True):
         for name, expected in filled(layout, whole, 0).items():
             assert torch.equal(shard[name].view(torch.uint8), expected.view(torch.uint8))
-    with pytest.raises(LayoutError, match="shard edges of dimension . at multiples of 128, the block of its scale"):
+    with pytest.raises(LayoutError, match=r"shard edges of dimension \d at multiples of 128, the block of its scale"):
         check_blocks(_eighths(catalogue))
 
 
