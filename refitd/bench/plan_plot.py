@@ -45,10 +45,11 @@ def _panel(left: float, what: str, points: Sequence[Point], limits: tuple[float,
     yield _linear(values, points[0]["plan_ms"], limits, left)
     line = " ".join("{:g},{:g}".format(*place(point[what], point["plan_ms"])) for point in points)
     yield f'<polyline points="{line}" fill="none" stroke="#b2182b" stroke-width="2"/>'
-    for point in points:
+    for number, point in enumerate(points):
+        anchor = "middle" if number else "start"
         x, y = place(point[what], point["plan_ms"])
         yield f'<circle cx="{x:g}" cy="{y:g}" r="3.5" fill="#b2182b"/>'
-        yield f'<text x="{x:g}" y="{y - 9:g}" text-anchor="middle" font-size="11">{point["plan_ms"]:.0f}</text>'
+        yield f'<text x="{x:g}" y="{y - 9:g}" text-anchor="{anchor}" font-size="11">{point["plan_ms"]:.0f}</text>'
         yield f'<text x="{x:g}" y="{_TOP + _HEIGHT + 18}" text-anchor="middle" font-size="11">{point[what]:,.0f}</text>'
 
 
