@@ -53,6 +53,8 @@ def by_axes(source: Side, destination: Side) -> Axes | None:
     patterns = [side.patterns[int(side.instances[0, 1])] for side in (source, destination)]
     if patterns[0].shape != patterns[1].shape or not cast_allowed(patterns[0].dtype, patterns[1].dtype):
         return None
+    if patterns[0].dtype not in ITEMSIZE:
+        return None
     if int(source.instances[0, 0]) or int(destination.instances[0, 0]) or 0 in patterns[0].shape:
         return None
     ranks = number_ranks(source, destination)

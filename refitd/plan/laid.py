@@ -51,6 +51,7 @@ def lay(side: Side, numbers: Ints, sets: RankSets, used: Ints | None, writes: bo
         wanted = np.zeros(len(side.tensors), dtype=bool)
         wanted[used] = True
         mine = mine[wanted[table[:, 0]]]
+    _require_dtypes(side)
     dtype_of = np.array([DTYPES.index(pattern.dtype) for pattern in side.patterns], np.int64)
     groups = len(side.groups) + 1
     code = table[mine, 1] * groups + table[mine, 2]
@@ -68,9 +69,11 @@ def lay(side: Side, numbers: Ints, sets: RankSets, used: Ints | None, writes: bo
     forms = tuple(make_form([side.patterns[p] for p in numbers_]) for numbers_ in known)
     spread = [numbers[np.array(group, np.int64)] for group in side.groups]
     slots = tuple(spread[p[0][1]] if len(p) == 1 else np.concatenate([spread[g] for _, g in p]) for p in parts)
+    sample = np.zeros(len(keys), np.int64)
+    sample[combo[::-1]] = tensor[::-1]  # the first tensor of each combination
     holders = [
-        _holders(forms[f], ranks, sets, writes, side, numbers, tensor[combo == c])
-        for c, (f, ranks) in enumerate(zip(form.tolist(), slots, strict=True))
+        _holders(forms[f], ranks, sets, writes, side, numbers, at)
+        for f, ranks, at in zip(form.tolist(), slots, sample.tolist(), strict=True)
     ]
     atom = ends(np.array([len(forms[f].lo) for f in form.tolist()], np.int64))
     joined = np.concatenate([np.zeros(0, np.int64), *holders])
@@ -95,6 +98,16 @@ def _combos(code: Ints, first: Ints) -> tuple[Ints, list[tuple[int, ...]]]:
     return combo, keys
 
 
+def _require_dtypes(side: Side) -> None:
+    unknown = np.array([pattern.dtype not in ITEMSIZE for pattern in side.patterns], dtype=bool)
+    bad = []
+    for tensor, pattern, group in side.instances[unknown[side.instances[:, 1]], :3].tolist() if unknown.any() else ():
+        got = f"{side.patterns[pattern].dtype} on {side.ranks[side.groups[group][0]]}"
+        bad.append(InputError(f"tensor {side.tensors[tensor]}: dtype", "a dtype that refitd knows", got))
+    if bad:
+        raise MismatchError(bad)
+
+
 def _require_agreement(side: Side, parts: list[list[tuple[int, int]]], combo: Ints, tensor: Ints) -> None:
     bad: list[InputError] = []
     for number, part in enumerate(parts):
@@ -107,7 +120,7 @@ def _require_agreement(side: Side, parts: list[list[tuple[int, int]]], combo: In
         raise MismatchError(bad)
 
 
-def _holders(form: Form, ranks: Ints, sets: RankSets, writes: bool, side: Side, numbers: Ints, tensors: Ints) -> Ints:
+def _holders(form: Form, ranks: Ints, sets: RankSets, writes: bool, side: Side, numbers: Ints, tensor: int) -> Ints:
     members = ranks[form.slot]
     found = sets.add_runs(members, form.first)
     if writes and len(members):
@@ -115,7 +128,7 @@ def _holders(form: Form, ranks: Ints, sets: RankSets, writes: bool, side: Side, 
         twice = codes[1:][codes[1:] == codes[:-1]]
         if len(twice):
             atom, member = divmod(int(twice[0]), 1 << 32)
-            field = f"tensor {side.tensors[int(tensors[0])]} of {side.ranks[int(np.flatnonzero(numbers == member)[0])]}"
+            field = f"tensor {side.tensors[tensor]} of {side.ranks[int(np.flatnonzero(numbers == member)[0])]}"
             got = f"{form.lo[atom].tolist()} to {form.hi[atom].tolist()} twice"
             raise MismatchError(
                 [InputError(field, "each element once on a destination rank (a copy needs its own name)", got)]

@@ -24,8 +24,8 @@ def reshard(
 
     A tensor may be any view whose elements span the storage: element 0 is its first element in memory, as
     `Layout.from_tensors` lays it out. Returns flat tensors by storage name for each destination; what no piece covers
-    is zero. Raises InputError for storages that are missing, of another dtype or too small, LayoutError for a layout that
-    contradicts itself; see also `make_plan`.
+    is zero. Raises InputError for storages that are missing, of another dtype or too small, LayoutError for a layout
+    that contradicts itself; see also `make_plan`.
     """
     if len(src) != len(shards):
         raise InputError("shards", f"one mapping for each of {len(src)} source layouts", str(len(shards)))

@@ -51,12 +51,17 @@ def _prove_inside(side: Side, table: Ints, kinds: dict[int, _Kind]) -> None:
     base = table[order, 4]
     lows, highs = np.minimum.reduceat(base, starts), np.maximum.reduceat(base, starts)
     for at, low, high in zip(order[starts].tolist(), lows.tolist(), highs.tolist(), strict=True):
-        _, pattern, number, storage, _ = table[at].tolist()
+        tensor, pattern, number, storage, _ = table[at].tolist()
         numel, kept = side.storage_patterns[kind[at]].numel, _slots(side, storage, number)
         slots = np.repeat(np.arange(len(kept)), np.diff(kinds[pattern].first))
         room = numel[kept[slots]]
-        if (kinds[pattern].offset + low < 0).any() or (kinds[pattern].last + high >= room).any():
-            raise ProofError(f"a view leaves storage {side.storages[storage]} or one like it")
+        outside = np.flatnonzero((kinds[pattern].offset + low < 0) | (kinds[pattern].last + high >= room))
+        if len(outside):
+            first = int(outside[0])
+            rank = side.ranks[side.groups[number][int(slots[first])]]
+            where = f"tensor {side.tensors[tensor]} or one like it leaves storage {side.storages[storage]} of {rank}"
+            reach = f"{int(kinds[pattern].offset[first] + low)} to {int(kinds[pattern].last[first] + high)}"
+            raise ProofError(f"{where}: elements {reach} of {int(room[first])}")
 
 
 def _slots(side: Side, storage: int, group: int) -> Ints:

@@ -284,9 +284,27 @@ def test_a_missing_holder_names_the_rank_that_needs_it() -> None:
 
 def test_a_dtype_that_nobody_knows_is_no_key_error() -> None:
     """Both sides agree on a dtype that does not exist: an error of refitd's that says whose it is."""
-    with pytest.raises(MismatchError) as caught:
-        make_plan(ranks("s", [lay(dtype="float3")]), ranks("d", [lay(dtype="float3")]))
-    assert str(caught.value) == "tensor w: dtype: expected a dtype that refitd knows, got float3 on s/0"
+    sources, members = (ranks(prefix, [lay(dtype="float3")]) for prefix in ("s", "d"))
+    for way, key in (
+        (lambda: make_plan(sources, members), "s/0"),
+        (lambda: plan_sides(factored(sources), factored(members), topology("h100-nvl8")), "d/0"),
+    ):
+        with pytest.raises(MismatchError) as caught:
+            way()
+        assert str(caught.value) == f"tensor w: dtype: expected a dtype that refitd knows, got float3 on {key}"
+
+
+def test_plans_of_unchecked_sides_name_the_view_that_leaves_its_storage() -> None:
+    """`plan_sides` alone, on a side that nobody checked: tensor, storage, rank, and both ends."""
+    for sources, members, key in (
+        ([TOP, lay((2, 4), numel=7)], [WHOLE], "trainer/a/1: elements 0 to 7 of 7"),
+        ([TOP, LOW], [WHOLE, lay(numel=9)], "engine/b/1: elements 0 to 15 of 9"),
+    ):
+        with pytest.raises(PlanError) as caught:
+            plan_sides(
+                factored(ranks("trainer/a", sources)), factored(ranks("engine/b", members)), topology("h100-nvl8")
+            )
+        assert str(caught.value) == f"tensor w or one like it leaves storage w of {key}"
 
 
 @pytest.mark.parametrize(("cut", "dim", "edge"), [("rows", 0, 192), ("columns", 1, 192)])
