@@ -25,6 +25,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from refitd.bench import main as bench
 
         return bench(argv[1:])
+    if argv[:1] == ["plan"]:
+        from refitd.planning import main as plan
+
+        return plan(argv[1:])
     arguments = _parser().parse_args(argv)
     command: Command = arguments.command
     try:
@@ -41,7 +45,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     commands.add_parser("demo", help="run trainers, engines and daemons on this machine, with faults if you like")
-    commands.add_parser("bench", help="measure a refit against its rivals")
+    commands.add_parser("bench", help="measure a refit against its rivals, or the planner")
+    commands.add_parser("plan", help="what a refit would move, and how long it would take")
     run = commands.add_parser("run", help="run the daemon of this node")
     run.add_argument("--config", metavar="FILE", help="TOML file (default: none; REFITD_* and flags also count)")
     run.add_argument("--set", metavar="SECTION.KEY=VALUE", action="append", default=[], help="override one key")

@@ -1,4 +1,4 @@
-"""``refitd bench``: how fast a refit is on this machine, next to what else would move the weights.
+"""``refitd bench``: how fast a refit is on this machine, next to what else would move the weights; and the planner.
 
 ``main(argv)`` is the whole interface; nothing here is imported by the rest of refitd.
 """
@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 
 __all__ = ["main"]
@@ -15,6 +16,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark with command line ``argv``; returns the exit status (0 good, 1 failed, 2 usage)."""
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = "1"  # as the movers have it; read when numpy and torch are first imported
+    argv = sys.argv[1:] if argv is None else argv
+    if list(argv[:1]) == ["plan"]:
+        from refitd.bench.plan import main as plan
+
+        return plan(argv[1:])
     from refitd.bench.arguments import parse
 
     arguments = parse(argv)

@@ -18,6 +18,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     refit = subjects.add_parser(
         "refit", help="publish to commit: two row-shard trainers to two column-shard engines, next to gloo"
     )
+    subjects.add_parser("plan", help="how long the planner takes, and how that grows")
     refit.add_argument("--device", choices=("cpu",), default="cpu", help="where the weights are (default: cpu)")
     refit.add_argument("--transport", choices=(*TRANSPORTS, "all"), default="all", help="default: all")
     refit.add_argument("--model", choices=(*MODELS, "all"), default="all", help="big: 134 MB; small: 1 MB")

@@ -133,7 +133,7 @@ def to_bytes(layout: Layout) -> bytes:
         "tied": [list(item) for item in layout.tied.items()],
         "facts": [[list(shape), dtype] for shape, dtype in layout.facts],
     }
-    patterns = layout.patterns.reshape(len(layout.patterns), -1)
+    patterns = layout.patterns.reshape(len(layout.patterns), 3 * layout.patterns.shape[2])
     arrays = {"fact": layout.pattern_fact, "patterns": patterns, "instances": layout.instances}
     return codec.encode(_KIND, header, arrays)
 

@@ -124,11 +124,12 @@ class Layout:
             result.append(Piece(names[t], box, storages[s], base, tuple(strides[:dims])))
         return tuple(result)
 
-    def check(self) -> None:
-        """Raise one LayoutError with every violation inside this rank."""
+    def check(self, rank: str = "") -> None:
+        """Raise one LayoutError with every violation inside this rank; ``rank``: its key, to be named in each."""
         violations = check.violations(self)
         if violations:
-            raise LayoutError(violations)
+            where = f" of {rank}" if rank else ""
+            raise LayoutError([InputError(f"{v.field}{where}", v.expected, v.got) for v in violations])
 
     @cached_property
     def digest(self) -> str:

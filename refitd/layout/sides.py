@@ -9,7 +9,7 @@ import numpy as np
 
 from refitd.errors import InputError, LayoutError, MismatchError
 from refitd.layout.box import Ints, Piece, missing, overlaps_itself
-from refitd.layout.dtypes import cast_allowed
+from refitd.layout.dtypes import ITEMSIZE, cast_allowed
 from refitd.layout.layout import Fact, Layout
 
 Side = Mapping[str, Layout]
@@ -70,6 +70,17 @@ def _disagreements(layouts: Side) -> Iterator[InputError]:
             first, expected = known[name]
             if fact != expected:
                 yield InputError(f"tensor {name}", f"{_text(expected)} as {first} reports", f"{_text(fact)} from {key}")
+    yield from _other_ties(layouts)
+
+
+def _other_ties(layouts: Side) -> Iterator[InputError]:
+    """Aliases that two ranks tie to different tensors."""
+    known: dict[str, tuple[str, str]] = {}
+    for key in sorted(layouts):
+        for alias, name in layouts[key].tied.items():
+            first, expected = known.setdefault(alias, (key, name))
+            if name != expected:
+                yield InputError(f"tied {alias}", f"{expected} as {first} says", f"{name} from {key}")
 
 
 def _text(fact: Fact) -> str:
@@ -115,7 +126,9 @@ def _tensor_differences(sources: Side, destinations: Side) -> Iterator[InputErro
             yield InputError(f"tensor {name}", "a source that has it", f"none; {key} needs it")
             continue
         first, (source_shape, source_dtype) = known[found]
-        if source_shape != shape:
+        if source_dtype not in ITEMSIZE:
+            yield InputError(f"tensor {name}: dtype", "a dtype that refitd knows", f"{source_dtype} on {first}")
+        elif source_shape != shape:
             yield InputError(f"tensor {name}", f"shape {source_shape} as {first} reports", f"shape {shape} on {key}")
         elif not cast_allowed(source_dtype, dtype):
             expected = f"a dtype that {source_dtype} of {first} may be cast to"

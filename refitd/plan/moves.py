@@ -35,7 +35,7 @@ def expand(table: Table, transfers: Transfers) -> Moves:
     src_strides, dst_strides = table.strides[sets.src], table.strides[sets.dst]
     offset = table.base[sets.src] + ((sets.lo - table.lo[sets.src]) * src_strides).sum(axis=1)
     target = table.base[sets.dst] + ((sets.lo - table.lo[sets.dst]) * dst_strides).sum(axis=1)
-    level, inner, outer = _merge(shape, src_strides, dst_strides)
+    level, inner, outer = merge(shape, src_strides, dst_strides)
     rows = np.where(level >= 2, outer[:, 0], 1)
     columns = (table.storage[sets.src], offset, outer[:, 1], inner[:, 1], table.storage[sets.dst], target, outer[:, 2],
                inner[:, 2], rows, inner[:, 0])  # fmt: skip
@@ -47,9 +47,9 @@ def _order(shape: Ints, dst_strides: Ints) -> Ints:
     return np.argsort(np.where(shape > 1, dst_strides, np.int64(1) << 62), axis=1, kind="stable")
 
 
-def _merge(shape: Ints, src_strides: Ints, dst_strides: Ints) -> tuple[Ints, Ints, Ints]:
-    """(level, inner, outer): how many merged dimensions there are; (extent, source stride, destination stride) of the
-    innermost two, (M, 3) each."""
+def merge(shape: Ints, src_strides: Ints, dst_strides: Ints) -> tuple[Ints, Ints, Ints]:
+    """Boxes (M, D) in two views as (level, inner, outer): how many merged dimensions there are; (extent, source stride,
+    destination stride) of the innermost two, (M, 3) each."""
     order = _order(shape, dst_strides)
     count = len(shape)
     level = np.zeros(count, np.int64)
@@ -75,7 +75,7 @@ def _outer_cut(table: Table, transfers: Transfers) -> Transfers:
     while True:
         shape = transfers.hi - transfers.lo
         src_strides, dst_strides = table.strides[transfers.src], table.strides[transfers.dst]
-        deep = _merge(shape, src_strides, dst_strides)[0] > 2
+        deep = merge(shape, src_strides, dst_strides)[0] > 2
         if not deep.any():
             return transfers
         real = np.where(shape > 1, dst_strides, -1)

@@ -13,8 +13,10 @@ import numpy as np
 from refitd.errors import InputError
 from refitd.layout import Box, check_match
 from refitd.layout.box import Ints
+from refitd.plan.base import Plan
 from refitd.plan.buckets import fill
 from refitd.plan.held import Held
+from refitd.plan.large import is_large, plan_large
 from refitd.plan.moves import Moves, expand
 from refitd.plan.program import LINKS, Bucket, Program
 from refitd.plan.proof import prove
@@ -27,8 +29,8 @@ MIN_BUCKET_BYTES = 8  # one element of the widest dtype
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
-    """Who sends what to whom, proven. ``totals`` count payload bytes in the destinations' dtypes."""
+class BoxPlan:
+    """A `Plan` of explicit boxes, all of whose moves are made with it."""
 
     digest: str
     totals: Mapping[str, int]
@@ -93,14 +95,17 @@ def make_plan(
     """
     _require_inputs(sources, members, neighbours, bucket_bytes)
     held = dict(held or {})
-    check_match({r.key: r.layout for r in sources}, {r.key: r.layout for r in members})
     near = {(r.domain, r.node) for r in members}
-    table = build_table(sources, [r for r in neighbours if (r.domain, r.node) in near], members)
+    neighbours = [r for r in neighbours if (r.domain, r.node) in near]
+    if not held and not neighbours and is_large(sources, members):
+        return plan_large(sources, members, bucket_bytes)
+    check_match({r.key: r.layout for r in sources}, {r.key: r.layout for r in members})
+    table = build_table(sources, neighbours, members)
     regions = _regions(table, held, bucket_bytes)
     moves, buckets = fill(table, expand(table, route(table, regions)), bucket_bytes)
     prove(table, moves, buckets, held, bucket_bytes)
     totals = _totals(buckets, sum(region.network_min for region in regions))
-    return Plan(_digest(table, moves, buckets), totals, _reasons(table, buckets, totals), buckets, table, moves)
+    return BoxPlan(_digest(table, moves, buckets), totals, _reasons(table, buckets, totals), buckets, table, moves)
 
 
 def _require_inputs(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,8 +13,10 @@ from refitd.layout import codec
 from refitd.layout.codec import Ints
 from refitd.layout.dtypes import ITEMSIZE, cast_allowed
 
-NETWORK, PEER, LOCAL = "network", "peer", "local"
-LINKS = (NETWORK, PEER, LOCAL)
+NETWORK, PEER, LOCAL, FABRIC = "network", "peer", "local", "fabric"
+LINKS = (NETWORK, PEER, LOCAL, FABRIC)
+SENT = (NETWORK, FABRIC)  # a rank at each end moves these; the others are read by the destination alone
+MAX_STAGES = 1 << 16
 
 # Columns of a move, in elements: dst[do + i*ds0 + j*ds1] = src[so + i*ss0 + j*ss1] for i < rows, j < cols.
 MOVE_COLUMNS = (
@@ -49,8 +52,8 @@ class Bucket(NamedTuple):
 class Program:
     """One rank's part of a plan.
 
-    ``buckets`` are those that this rank sends over the network and all that it receives, in the order in which they
-    should run; ``moves`` is an int64 table (n, 10) with the columns `MOVE_COLUMNS`; its storage columns index
+    ``buckets`` are those that this rank sends (over network or fabric) and all that it receives, in the order in which
+    they should run; ``moves`` is an int64 table (n, 10) with the columns `MOVE_COLUMNS`; its storage columns index
     ``storages``.
     """
 
@@ -58,11 +61,11 @@ class Program:
     plan_digest: str
     buckets: tuple[Bucket, ...]
     moves: Ints
-    storages: tuple[StorageRef, ...]
+    storages: Sequence[StorageRef]
 
     def sends(self) -> tuple[Bucket, ...]:
-        """Buckets that this rank sends over the network."""
-        return tuple(b for b in self.buckets if b.src == self.rank and b.link == NETWORK)
+        """Buckets that this rank sends, over the network or across the hosts of its domain."""
+        return tuple(b for b in self.buckets if b.src == self.rank and b.link in SENT)
 
     def receives(self) -> tuple[Bucket, ...]:
         """Buckets that this rank brings in: network receives, peer reads and local copies."""
@@ -127,7 +130,14 @@ def _table(arrays: dict[str, Ints], name: str, width: int) -> Ints:
 
 
 def _buckets(table: Ints, ranks: tuple[str, ...], moves: int) -> tuple[Bucket, ...]:
-    for column, stop in ((1, len(ranks)), (2, len(ranks)), (3, len(LINKS)), (4, 2), (6, moves), (7, moves + 1)):
+    for column, stop in (
+        (1, len(ranks)),
+        (2, len(ranks)),
+        (3, len(LINKS)),
+        (4, MAX_STAGES),
+        (6, moves),
+        (7, moves + 1),
+    ):
         codec.require_range(f"program buckets, column {column}", table[:, column], stop)
     if (table[:, 6] >= table[:, 7]).any():
         raise InputError("program buckets", "at least one move in each", "an empty range")

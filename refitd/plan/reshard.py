@@ -24,12 +24,15 @@ def reshard(
 
     A tensor may be any view whose elements span the storage: element 0 is its first element in memory, as
     `Layout.from_tensors` lays it out. Returns flat tensors by storage name for each destination; what no piece covers
-    is zero. Raises InputError for storages that are missing, of another dtype or too small; see also `make_plan`.
+    is zero. Raises InputError for storages that are missing, of another dtype or too small, LayoutError for a layout
+    that contradicts itself; see also `make_plan`.
     """
     if len(src) != len(shards):
         raise InputError("shards", f"one mapping for each of {len(src)} source layouts", str(len(shards)))
     sources = [Rank(f"trainer/reshard/{i}", f"source {i}", f"source {i}", lay) for i, lay in enumerate(src)]
     members = [Rank(f"engine/reshard/{i}", "destination", "destination", lay) for i, lay in enumerate(dst)]
+    for rank in (*sources, *members):
+        rank.layout.check(rank.key)
     plan = make_plan(sources, members)
     arrays = {r.key: _flat_sources(r.layout, shard) for r, shard in zip(sources, shards, strict=True)}
     arrays |= {r.key: _zeros(r.layout) for r in members}

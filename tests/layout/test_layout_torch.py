@@ -34,13 +34,17 @@ def as_rank(rank: int, world: int) -> None:
 
 def shard_of(whole: torch.Tensor, sizes: Sequence[int], placements: Sequence[Placement]) -> DTensor:
     """The local part of ``whole`` on this rank, cut by torch itself."""
-    mesh = DeviceMesh("cpu", torch.arange(math.prod(sizes)).reshape(*sizes))
+    return shard_on(whole, DeviceMesh("cpu", torch.arange(math.prod(sizes)).reshape(*sizes)), placements)
+
+
+def shard_on(whole: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> DTensor:
+    """The local part of ``whole`` on this rank of ``mesh``, cut by torch itself."""
     coordinate = mesh.get_coordinate()
     assert coordinate is not None
     local = whole
     for dim, placement in enumerate(placements):
         if isinstance(placement, Shard | _StridedShard):
-            parts, _ = placement._split_tensor(local, sizes[dim], with_padding=False, contiguous=True)
+            parts, _ = placement._split_tensor(local, mesh.size(dim), with_padding=False, contiguous=True)
             local = parts[coordinate[dim]]
     return DTensor.from_local(
         local.clone(), mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride()
@@ -153,3 +157,50 @@ def test_a_module_gives_parameters_and_persistent_buffers() -> None:
     assert list(layout.storages) == ["bias", "embed.weight"]
     assert layout.pieces()[1].box == Box((0, 0), (5, 3))
     assert layout.tensors["head.weight"] == ((5, 3), "float32")
+
+
+THREE = [Replicate(), Shard(0), Shard(1), Shard(2), _StridedShard(0, split_factor=2)]
+
+
+@pytest.mark.parametrize("shape", [(5, 3, 7), (4, 1, 2)])
+@pytest.mark.parametrize("ranks", [list(range(8)), [7, 2, 5, 0, 6, 1, 4, 3]], ids=["ordered", "scattered"])
+@pytest.mark.parametrize(
+    "placements", [p for i, p in enumerate(itertools.product(THREE, repeat=3)) if i % 9 == 4], ids=str
+)
+def test_three_mesh_dimensions_and_ranks_in_any_order(
+    group: None, shape: tuple[int, ...], ranks: list[int], placements: tuple[Placement, ...]
+) -> None:
+    """On a 2 x 2 x 2 mesh of any rank order, pieces rebuild torch's local tensor and sit at torch's own offsets."""
+    whole = torch.arange(1.0, 1 + math.prod(shape)).reshape(shape)
+    layouts = {}
+    for rank in range(8):
+        as_rank(rank, 8)
+        mesh = DeviceMesh("cpu", torch.tensor(ranks).reshape(2, 2, 2))
+        tensor = shard_on(whole, mesh, placements)
+        layouts[f"trainer/a/{rank}"] = layout = Layout.from_tensors({"w": tensor})
+        layout.check()
+        local = tensor.to_local()
+        rebuilt = torch.zeros_like(local).flatten()
+        for piece in layout.pieces():
+            part = whole[tuple(slice(a, b) for a, b in zip(piece.box.lo, piece.box.hi, strict=True))]
+            rebuilt.as_strided(piece.box.shape, piece.strides, piece.offset).copy_(part)
+        assert rebuilt.reshape(local.shape).tolist() == local.tolist()
+        if not any(isinstance(p, _StridedShard) for p in placements):
+            expected, offset = compute_local_shape_and_global_offset(shape, mesh, placements)
+            boxes = [(p.box.shape, p.box.lo) for p in layout.pieces()]
+            assert boxes == ([(tuple(expected), tuple(offset))] if math.prod(expected) else [])
+    check_side(layouts)
+
+
+def test_a_rank_outside_the_mesh_knows_the_tensor_and_holds_nothing(group: None) -> None:
+    """A mesh of ranks 3 and 1: rank 1 is its second, rank 2 is not in it."""
+    found = {}
+    for rank in (1, 2, 3):
+        as_rank(rank, 4)
+        mesh = DeviceMesh("cpu", torch.tensor([3, 1]))
+        local = torch.zeros(2 if rank == 3 else 1, 2) if rank != 2 else torch.zeros(0, 2)
+        tensor = DTensor.from_local(local, mesh, [Shard(0)], run_check=False, shape=(3, 2), stride=(2, 1))
+        layout = Layout.from_tensors({"w": tensor})
+        assert layout.tensors["w"] == ((3, 2), "float32")
+        found[rank] = [p.box for p in layout.pieces()]
+    assert found == {3: [Box((0, 0), (2, 2))], 1: [Box((2, 0), (3, 2))], 2: []}

@@ -1,0 +1,145 @@
+"""`Names`: very many names as templates and numbers. Models repeat themselves, so half a million names need no strings.
+
+The first two dot-separated components of a name that are plain numbers are cut out of it: ``layers.3.experts.7.up`` is
+number 3 and 7 of the template ``layers.``, ``.experts.``, ``.up``. That form is unique, so names are compared as
+integers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from typing import overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Template = tuple[str, ...]  # the literal parts around zero, one or two numbers
+
+_BITS = 24
+_TOP = (1 << _BITS) - 2  # the largest number that is cut out; greater ones stay in the text
+
+
+class Names(Sequence[str]):
+    """An immutable sequence of distinct names. ``templates``: literal parts; ``codes`` (N,): template and numbers."""
+
+    def __init__(self, templates: Sequence[Template], codes: Ints) -> None:
+        self.templates, self.codes = tuple(templates), codes
+        codes.flags.writeable = False
+
+    @classmethod
+    def from_blocks(cls, blocks: Iterable[tuple[str, Sequence[Ints]]]) -> Names:
+        """From ``(text with a {} for each number, a column of ints for each)``; the blocks follow each other."""
+        ids: dict[Template, int] = {}
+        codes = [np.empty(0, dtype=np.int64)]
+        for text, numbers in blocks:
+            number = ids.setdefault(tuple(text.split("{}")), len(ids))
+            codes.append(_code(number, *numbers) if numbers else np.array([_code(number)], dtype=np.int64))
+        return cls(tuple(ids), np.concatenate(codes))
+
+    @classmethod
+    def from_strings(cls, names: Iterable[str]) -> Names:
+        """From names one by one."""
+        ids: dict[Template, int] = {}
+        codes = []
+        for name in names:
+            template, numbers = _parse(name)
+            codes.append(_code(ids.setdefault(template, len(ids)), *numbers))
+        return cls(tuple(ids), np.array(codes, dtype=np.int64))
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> Names: ...
+    def __getitem__(self, index: int | slice) -> str | Names:
+        if isinstance(index, slice):
+            return Names(self.templates, self.codes[index].copy())
+        return _text(self.templates, int(self.codes[index]))
+
+    def __iter__(self) -> Iterator[str]:
+        templates = self.templates
+        return (_text(templates, code) for code in self.codes.tolist())
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and self.find(name) >= 0
+
+    def take(self, indices: Ints) -> list[str]:
+        """The names at these indices."""
+        templates = self.templates
+        return [_text(templates, code) for code in self.codes[indices].tolist()]
+
+    def find(self, name: str) -> int:
+        """The index of a name, or -1."""
+        template, numbers = _parse(name)
+        number = self._template_ids.get(template, -1)
+        if number < 0:
+            return -1
+        return int(self._search(np.array([_code(number, *numbers)], dtype=np.int64))[0])
+
+    def where(self, others: Names) -> Ints:
+        """For each of ``others`` (M,), its index here, or -1."""
+        if others is self or (others.templates == self.templates and np.array_equal(others.codes, self.codes)):
+            return np.arange(len(others), dtype=np.int64)
+        ids = np.array([self._template_ids.get(template, -1) for template in others.templates], dtype=np.int64)
+        if not len(others) or not len(self):
+            return np.full(len(others), -1, dtype=np.int64)
+        number = ids[others.codes >> (2 * _BITS)]
+        found = self._search((number << (2 * _BITS)) | (others.codes & ((1 << 2 * _BITS) - 1)))
+        return np.where(number < 0, -1, found)
+
+    @cached_property
+    def _template_ids(self) -> dict[Template, int]:
+        return {template: i for i, template in enumerate(self.templates)}
+
+    @cached_property
+    def _order(self) -> Ints:
+        return np.argsort(self.codes, kind="stable")
+
+    def _search(self, codes: Ints) -> Ints:
+        order = self._order
+        ordered = self.codes[order]
+        at = np.minimum(np.searchsorted(ordered, codes), len(ordered) - 1)
+        return np.where(ordered[at] == codes, order[at], -1)
+
+
+@overload
+def _code(template: int, *numbers: Ints) -> Ints: ...
+@overload
+def _code(template: int, *numbers: int) -> int: ...
+def _code(template: int, *numbers: Ints | int) -> Ints | int:
+    code: Ints | int = template << (2 * _BITS)
+    for place, number in enumerate(numbers):
+        code = code + ((number + 1) << (_BITS * (1 - place)))
+    return code
+
+
+def _parse(name: str) -> tuple[Template, tuple[int, ...]]:
+    parts: list[str] = [""]
+    numbers: list[int] = []
+    for i, component in enumerate(name.split(".")):
+        dot = "." if i else ""
+        if len(numbers) < 2 and component.isdecimal() and _plain(component):
+            parts[-1] += dot
+            parts.append("")
+            numbers.append(int(component))
+        else:
+            parts[-1] += dot + component
+    return tuple(parts), tuple(numbers)
+
+
+def _plain(component: str) -> bool:
+    return component.isascii() and (component[0] != "0" or component == "0") and int(component) <= _TOP
+
+
+def _text(templates: tuple[Template, ...], code: int) -> str:
+    parts = templates[code >> (2 * _BITS)]
+    if len(parts) == 1:
+        return parts[0]
+    first = ((code >> _BITS) & ((1 << _BITS) - 1)) - 1
+    if len(parts) == 2:
+        return f"{parts[0]}{first}{parts[1]}"
+    return f"{parts[0]}{first}{parts[1]}{(code & ((1 << _BITS) - 1)) - 1}{parts[2]}"

@@ -1,0 +1,225 @@
+"""`SidePlan`: the result of `plan_sides`: totals, bounds, reasons, and programs on demand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from refitd.errors import InputError
+from refitd.layout import Box
+from refitd.layout.box import Ints
+from refitd.plan.content import Content
+from refitd.plan.cost import Bounds, bound_seconds, estimate, gather_broadcast, near_bound, network_bounds
+from refitd.plan.cutting import Cutting
+from refitd.plan.expand import PieceIndex, deliveries, expand
+from refitd.plan.flows import NET
+from refitd.plan.held import Held
+from refitd.plan.loads import Loads, count_loads, links
+from refitd.plan.program import Bucket, Program
+from refitd.plan.proof_rows import prove_rows
+from refitd.plan.ranksets import distinct, product
+from refitd.plan.reasons import reasons
+from refitd.plan.rows import Ends, Rows, limited, make_rows
+from refitd.plan.side_program import ITEM, Numbering, make_program, order_rows
+from refitd.plan.spans import WHOLE
+from refitd.plan.topology import Topology
+
+
+class Core(NamedTuple):
+    """What a plan is made of."""
+
+    content: Content
+    cutting: Cutting
+    part: Ints
+
+
+class SidePlan:
+    """Who sends what to whom, proven. Nothing of a rank is made before it is asked for.
+
+    ``content``: what the sides have to do with each other; ``cutting``: who sends it; ``part`` (lines,): thousandths of
+    each line that go by relay; ``unrecoverable``: bytes of a remainder that no rank has.
+    """
+
+    def __init__(
+        self,
+        digest: str,
+        topology: Topology,
+        bucket_bytes: int,
+        core: Core | Callable[[], Core],
+        unrecoverable: int = 0,
+    ) -> None:
+        self.digest, self.topology, self.bucket_bytes, self.unrecoverable = (
+            digest,
+            topology,
+            bucket_bytes,
+            unrecoverable,
+        )
+        self._core = core
+
+    @cached_property
+    def _parts(self) -> Core:
+        return self._core() if callable(self._core) else self._core
+
+    @property
+    def content(self) -> Content:
+        """What the two sides have to do with each other."""
+        return self._parts.content
+
+    @property
+    def cutting(self) -> Cutting:
+        """Who sends what."""
+        return self._parts.cutting
+
+    @property
+    def part(self) -> Ints:
+        """Thousandths of each line that go by relay, (lines,)."""
+        return self._parts.part
+
+    @property
+    def ranks(self) -> tuple[str, ...]:
+        """Keys of all ranks of both sides."""
+        return self.content.ranks.keys
+
+    @cached_property
+    def loads(self) -> Loads:
+        """Bytes of every rank by class of link."""
+        return count_loads(self.cutting, self.content.sets.table(), self.content.ranks)
+
+    @cached_property
+    def bounds(self) -> Bounds:
+        """Least bytes of the busiest NIC."""
+        parcels = self.cutting.parcels
+        flows = parcels.flows._replace(holders=np.where(parcels.relay == 1, self._first_holders, parcels.flows.holders))
+        nbytes = self.cutting.spans.nbytes()[parcels.span]
+        loads = self.cutting.egress.load, self.cutting.relayed.load
+        return network_bounds(flows, nbytes, parcels.relay == 2, loads, self.content.sets.table())
+
+    @cached_property
+    def _first_holders(self) -> Ints:
+        """Of each parcel, the holders from which its line comes first."""
+        return self.content.lines.holders[self.cutting.parcels.flows.line]
+
+    @cached_property
+    def totals(self) -> Mapping[str, int]:
+        """Payload bytes in the destinations' dtypes. ``relay_bytes`` are those of ``network_bytes`` that destinations
+        send; ``remaining_bytes`` all that the plan moves into domains; ``unrecoverable_bytes`` what no rank has."""
+        loads = self.loads
+        link = self.cutting.parcels.flows.link
+        nbytes = self.cutting.spans.nbytes()[self.cutting.parcels.span]
+        return {
+            "network_bytes": int(loads.ingress.sum()),
+            "network_bytes_min": int(nbytes[link == NET].sum()),
+            "relay_bytes": loads.relayed,
+            "peer_bytes": loads.peer,
+            "fabric_bytes": loads.fabric,
+            "local_bytes": loads.local,
+            "remaining_bytes": int(nbytes.sum()),
+            "unrecoverable_bytes": self.unrecoverable,
+        }
+
+    @cached_property
+    def report(self) -> Mapping[str, Any]:
+        """What `refitd plan` prints, but for the seconds that planning took."""
+        bounds, loads = self.bounds, self.loads
+        most = int(loads.egress.max(initial=0)), int(loads.ingress.max(initial=0))
+        gathered = self._gather_broadcast()
+        return {
+            "tensors": len(self.content.classes.dst),
+            "ranks": len(self.ranks),
+            **self.totals,
+            "egress_max_over_bound": most[0] / bounds.egress if bounds.egress else 1.0,
+            "ingress_max_over_bound": most[1] / bounds.ingress if bounds.ingress else 1.0,
+            "est_seconds": estimate(loads, self.topology, self.depth, self.bucket_bytes),
+            "bound_seconds": bound_seconds(bounds, near_bound(loads, self.content.ranks), self.topology),
+            "gather_broadcast_bytes": gathered[0],
+            "gather_broadcast_est_seconds": gathered[1],
+            "coverage": "exact",
+            "digest": self.digest,
+        }
+
+    @cached_property
+    def depth(self) -> int:
+        """Domains that a chain of relays goes through at most."""
+        parcels = self.cutting.parcels
+        late = parcels.flows.take(np.flatnonzero(parcels.relay == 1))
+        return int((-(-self.part[late.line] * late.of // WHOLE)).max(initial=0))
+
+    def _gather_broadcast(self) -> tuple[int, float]:
+        c = self.content
+        ranks, table = c.ranks, c.sets.table()
+        root = int(ranks.domain[ranks.source[0]])
+        present = np.zeros(len(table.first) - 1, dtype=bool)
+        present[table.owner()[ranks.domain[table.member] == root]] = True
+        targets = set(ranks.domain[ranks.destination].tolist()) - {root}
+        total, held = int(c.lines.nbytes.sum()), int(c.lines.nbytes[present[c.lines.holders]].sum())
+        sizes = [np.bincount(ranks.domain[numbers]) for numbers in (ranks.source, ranks.destination)]
+        least = int(sizes[1][sizes[1] > 0].min(initial=len(ranks.keys)))
+        return gather_broadcast(total, held, len(targets), (int(sizes[0][root]), least), self.topology)
+
+    @cached_property
+    def reasons(self) -> tuple[str, ...]:
+        """Why the plan is as it is, a sentence each."""
+        return reasons(self)
+
+    def links(self) -> tuple[tuple[str, ...], Ints]:
+        """Names of the domains, and network bytes from each to each."""
+        return self.content.ranks.domains, links(self.cutting, self.content.ranks)
+
+    def program(self, rank: str) -> Program:
+        """What ``rank`` does, with the proof of its own rows. Raises InputError for a rank that is not of the plan."""
+        return self._made(rank)[0]
+
+    def held(self, rank: str, buckets: Iterable[int]) -> Held:
+        """What ``rank`` has once these of its buckets are verified. Raises InputError for buckets of others."""
+        program, rows, chosen = self._made(rank)
+        mine = {bucket.id: bucket for bucket in program.receives()}
+        side, classes = self.content.classes.destination, self.content.classes
+        boxes: dict[str, list[Box]] = {}
+        for number in sorted(set(buckets)):
+            if number not in mine:
+                raise InputError("bucket ids", f"buckets that {rank} receives", str(number))
+            at = chosen[mine[number].first : mine[number].last]
+            for want, lo, hi in zip(rows.want[at].tolist(), rows.lo[at].tolist(), rows.hi[at].tolist(), strict=True):
+                tensor = int(classes.dst[want])
+                dims = len(side.forms[int(side.form[side.combo[tensor]])].shape)
+                name = side.side.tensors[int(side.tensor[tensor])]
+                boxes.setdefault(name, []).append(Box(tuple(lo[:dims]), tuple(hi[:dims])))
+        return Held(boxes)
+
+    @cached_property
+    def buckets(self) -> tuple[Bucket, ...]:
+        """The buckets of all ranks, by number. Meant for small plans: it makes every program."""
+        every = {b.id: b for key in self.ranks for b in self.program(key).receives()}
+        return tuple(every[number] for number in sorted(every))
+
+    @cached_property
+    def ends(self) -> Ends:
+        """What programs are made from."""
+        c = self.content
+        return Ends(c.classes, c.lines, c.ranks, PieceIndex(c.classes.source), PieceIndex(c.classes.destination))
+
+    def _made(self, rank: str) -> tuple[Program, Rows, Ints]:
+        c = self.content
+        number = int(c.ranks.numbers([rank])[0])
+        work = deliveries(self.cutting, c.sets.table(), c.ranks, number)
+        dtypes = c.lines.dtypes[self.cutting.parcels.flows.line[work.parcel]]
+        dtypes = np.where(work.held > 0, dtypes % 64 * 65, dtypes)
+        item, half = ITEM[dtypes % 64], self.bucket_bytes // 16 * 8
+        grains = expand(c.lines, c.classes, self.cutting, self.part, work)
+        rows = make_rows(self.ends, work, limited(grains, item[grains.delivery], half))
+        prove_rows(self.ends, work, rows, number, whole=self.cutting.start == 0 and not self.unrecoverable)
+        nbytes = product(rows.table[:, 8:]) * item[rows.delivery]
+        order = order_rows(self._numbering, self._numbering.message(work, dtypes, rows), rows, nbytes)
+        sides = c.classes.source.side, c.classes.destination.side
+        program, chosen = make_program(rank, self.digest, sides, c.ranks, work, rows, order)
+        return program, rows, chosen
+
+    @cached_property
+    def _numbering(self) -> Numbering:
+        dtypes, loads, half = self.content.lines.dtypes, self.loads, self.bucket_bytes // 16 * 8
+        most = int(loads.ingress.max(initial=0)) + int(loads.near_in.max(initial=0)) + loads.local
+        pairs = distinct(np.concatenate([dtypes, dtypes % 64 * 65]))
+        return Numbering(len(self.ranks), pairs, half, most // half + 1)
