@@ -29,6 +29,7 @@ check: $(VENV)/.installed system
 
 bench: $(VENV)/.installed
 	$(PY) -m refitd.cli bench refit --json
+	$(PY) -m refitd.cli bench plan --json
 
 faults: $(VENV)/.installed
 	$(PY) -m refitd.demo.matrix

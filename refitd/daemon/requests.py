@@ -89,7 +89,7 @@ class Requests:
             raise Refused("mode", wanted, message["mode"])
         data = read_document(fds[0], "layout")
         layout = _with_keep(Layout.from_bytes(data), message["keep"])
-        layout.check()
+        layout.check(session.key)
         data = layout.to_bytes()
         assert session.page is not None
         job = self._daemon.job(session.job)
