@@ -29,7 +29,10 @@ def refused(daemon: LocalDaemon, layout: Layout) -> list[str]:
         with connect(job, group, 0, 1, daemon.socket) as client:
             with pytest.raises(LayoutError) as caught:
                 client.register(layout)
-            found.append([violation.field for violation in caught.value.violations])
+            fields = [violation.field for violation in caught.value.violations]
+            key = f"{'trainer' if connect is connect_trainer else 'engine'}/{group}/0"
+            assert all(field.endswith(f" of {key}") for field in fields)
+            found.append([field.removesuffix(f" of {key}") for field in fields])
     assert found[0] == found[1]
     return found[0]
 
