@@ -19,6 +19,7 @@ from refitd.failpoints import PHASES
 
 SIGNALS = ("KILL", "STOP")
 DEADLINE_SECONDS = 150
+TAIL_CHARACTERS = 8000
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class Outcome:
     seconds: float
     recover_seconds: float | None
     torn: int | None
+    tail: str = ""  # the end of what a failed run printed
 
 
 def cases(only: str = "") -> list[Case]:
@@ -68,17 +70,19 @@ def run(case: Case, refits: int, logs: Path | None = None) -> Outcome:
     command += ["--deadline", str(DEADLINE_SECONDS)]
     if logs is not None:
         command += ["--keep-logs", str(logs / case.name)]
+    tail = ""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_SECONDS + 50, check=False)
         lines = done.stdout.strip().splitlines()
         result = json.loads(lines[-1]) if lines else {}
         why = judge(case, done.returncode, result)
+        tail = (done.stdout + done.stderr)[-TAIL_CHARACTERS:] if why else ""
     except subprocess.TimeoutExpired:
         result, why = {}, f"not finished after {DEADLINE_SECONDS + 50} s"
     except ValueError:
         result, why = {}, "no JSON on the last line"
     seconds = round(time.monotonic() - began, 1)
-    return Outcome(case.name, why, seconds, result.get("recover_seconds"), result.get("torn"))
+    return Outcome(case.name, why, seconds, result.get("recover_seconds"), result.get("torn"), tail)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
