@@ -12,31 +12,22 @@ import importlib.util
 import os
 import pathlib
 import shutil
-import signal
 import socket
-import subprocess
-import sys
 import tempfile
-import threading
 import time
 from collections.abc import Sequence
 from typing import Literal
 
 from refitd.errors import ConfigError, StoreUnavailable
+from refitd.store._child import Child
 from refitd.store._etcd_channel import Credentials
 from refitd.store.etcd import EtcdStore
 
 Prefer = Literal["path", "distro"]
 _START = 15.0  # seconds until etcd must be healthy
-_STOP = 3.0  # seconds that it gets to end by itself
 _FOLDER = "refitd-etcd-"
 _FRESH = 60.0  # seconds that a temporary folder is left alone, so that its etcd can take the lock
 _TRIES = 3  # a free port may be taken between our look and etcd's bind
-# Runs in the child before etcd: die with the parent, also when it died before we could ask for that.
-_LAUNCH = (
-    "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); "
-    "os.getppid() == int(sys.argv[1]) or sys.exit(1); os.execv(sys.argv[2], sys.argv[2:])"
-)
 
 
 def find_etcd(prefer: Prefer = "path") -> pathlib.Path:
@@ -56,44 +47,21 @@ def find_etcd(prefer: Prefer = "path") -> pathlib.Path:
     return program
 
 
-class EtcdProcess:
+class EtcdProcess(Child):
     """A running etcd child: ``url`` for open_store, ``pid``, ``data`` folder."""
 
     def __init__(self, program: pathlib.Path, data: pathlib.Path, port: int, temporary: bool, fsync: bool) -> None:
         self.data, self.port, self._temporary = data, port, temporary
-        self._command = _command(program, data, port, fsync)
-        self._started, self._ended = threading.Event(), threading.Event()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._error: OSError | None = None
-        # The kernel sends the death signal when the *thread* that forked ends, so one thread stays with the child.
-        self._keeper = threading.Thread(target=self._keep, name="refitd-etcd", daemon=True)
-        self._keeper.start()
-        self._started.wait()
-        if self._error is not None:
-            raise StoreUnavailable(f"{program} did not start: {self._error}") from self._error
+        super().__init__(_command(program, data, port, fsync))
 
     @property
     def url(self) -> str:
         """What open_store takes."""
         return f"etcd://127.0.0.1:{self.port}"
 
-    @property
-    def pid(self) -> int:
-        """Process id of etcd."""
-        return self._process.pid if self._process else 0
-
-    @property
-    def running(self) -> bool:
-        """Whether the child is alive."""
-        return not self._ended.is_set()
-
     def stop(self) -> None:
         """End the child and delete a temporary data folder; may be called twice."""
-        for sig, patience in ((signal.SIGTERM, _STOP), (signal.SIGKILL, _STOP)):
-            self._signal(sig)
-            if self._ended.wait(patience):
-                break
-        self._keeper.join(_STOP)
+        super().stop()
         if self._temporary:
             shutil.rmtree(self.data, ignore_errors=True)
 
@@ -101,29 +69,10 @@ class EtcdProcess:
         """Whether etcd says that it is healthy within ``seconds``; False as soon as it has ended."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and self.running:
-            if _healthy(self.port):
+            if healthy("127.0.0.1", self.port):
                 return True
-            self._ended.wait(0.05)
+            self.wait(0.05)
         return False
-
-    def _signal(self, sig: signal.Signals) -> None:
-        if self._process is not None and self.running:
-            self._process.send_signal(sig)
-
-    def _keep(self) -> None:
-        launch = [sys.executable, "-I", "-S", "-c", _LAUNCH, str(os.getpid()), *self._command]
-        try:
-            self._process = subprocess.Popen(
-                launch, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-            )
-        except OSError as error:
-            self._error = error
-            self._ended.set()
-        finally:
-            self._started.set()
-        if self._process is not None:
-            self._process.wait()
-            self._ended.set()
 
 
 def spawn_etcd(
@@ -137,8 +86,8 @@ def spawn_etcd(
     """
     program = find_etcd(prefer)
     for _ in range(_TRIES):
-        folder = pathlib.Path(data) if data else _temporary_folder()
-        process = EtcdProcess(program, folder, port or _free_port(), temporary=not data, fsync=fsync)
+        folder = pathlib.Path(data) if data else temporary_folder()
+        process = EtcdProcess(program, folder, port or free_port(), temporary=not data, fsync=fsync)
         if process.wait_healthy():
             return process
         process.stop()
@@ -159,7 +108,7 @@ class SpawnedStore(EtcdStore):
 
 
 def _command(program: pathlib.Path, data: pathlib.Path, port: int, fsync: bool) -> Sequence[str]:
-    peer = f"http://127.0.0.1:{_free_port()}"
+    peer = f"http://127.0.0.1:{free_port()}"
     client = f"http://127.0.0.1:{port}"
     flags = {
         "--name": "refitd",
@@ -178,13 +127,16 @@ def _command(program: pathlib.Path, data: pathlib.Path, port: int, fsync: bool) 
     return [str(program), *(part for flag in flags.items() for part in flag), *([] if fsync else ["--unsafe-no-fsync"])]
 
 
-def _temporary_folder() -> pathlib.Path:
-    """A new folder, after those have been deleted whose process was killed before it could do so (123 MB each)."""
-    for database in pathlib.Path(tempfile.gettempdir()).glob(f"{_FOLDER}*/member/snap/db"):
+def temporary_folder(prefix: str = _FOLDER, nodes: str = ".") -> pathlib.Path:
+    """A new folder, after those have been deleted whose process was killed before it could do so (123 MB a node).
+
+    ``nodes``: where below such a folder the data of its etcds are, as a glob pattern.
+    """
+    for database in pathlib.Path(tempfile.gettempdir()).glob(f"{prefix}*/{nodes}/member/snap/db"):
         with contextlib.suppress(OSError):  # somebody else's, in use, or just being deleted
             if time.time() - database.stat().st_ctime > _FRESH:
                 _delete_unused(database)
-    return pathlib.Path(tempfile.mkdtemp(prefix=_FOLDER))
+    return pathlib.Path(tempfile.mkdtemp(prefix=prefix))
 
 
 def _delete_unused(database: pathlib.Path) -> None:
@@ -194,18 +146,25 @@ def _delete_unused(database: pathlib.Path) -> None:
         shutil.rmtree(database.parents[2], ignore_errors=True)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A TCP port of loopback that nobody has just now."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])
 
 
-def _healthy(port: int) -> bool:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=1)
+def healthy(host: str, port: int) -> bool:
+    """Whether the etcd there answers, and has a quorum."""
+    return b'"health":"true"' in http_get(host, port, "/health")
+
+
+def http_get(host: str, port: int, path: str, seconds: float = 1.0) -> bytes:
+    """What an etcd answers on its plain HTTP side; nothing when it does not."""
+    connection = http.client.HTTPConnection(host, port, timeout=seconds)
     try:
-        connection.request("GET", "/health")
-        return b'"health":"true"' in connection.getresponse().read()
+        connection.request("GET", path)
+        return connection.getresponse().read()
     except (OSError, http.client.HTTPException):
-        return False
+        return b""
     finally:
         connection.close()
