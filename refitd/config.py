@@ -65,10 +65,14 @@ class MetricsConfig:
 
 @dataclass(frozen=True, slots=True)
 class DataConfig:
-    """The data port. ``links = "network"`` treats each rank as a host of its own; ``bucket_bytes``: of one transfer."""
+    """The data port. ``links = "network"`` treats each rank as a host of its own; ``bucket_bytes``: of one transfer.
+
+    ``advertise``: the ``host:port`` that other nodes connect to, where it is not ``host`` and the port.
+    """
 
     host: str = "127.0.0.1"
     port: int = 0
+    advertise: str = ""
     secret_file: str = ""
     links: Literal["auto", "network"] = "auto"
     bucket_bytes: int = 4 * 1024 * 1024
@@ -89,6 +93,28 @@ class TimeoutsConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class JobConfig:
+    """How a job is led. Counts, and times in seconds.
+
+    ``max_dirty``: in_place replicas that may be without whole weights at once; 0 stands for all but one, at least one.
+    ``max_lag``: publications that a ready replica may be behind. Joins are taken in once none has come for
+    ``join_debounce``, at the latest after ``join_limit``. A node that joins ``flaps`` times within ``flap_window`` is
+    parked until it has been quiet for ``park``. Lanes wait ``pause`` for an engine to lend before the next replica has
+    its turn. A job without trainers and engines ends after ``ttl``.
+    """
+
+    max_dirty: int = 0
+    max_lag: int = 1
+    join_debounce: float = 0.5
+    join_limit: float = 3.0
+    flaps: int = 6
+    flap_window: float = 60.0
+    park: float = 30.0
+    pause: float = 10.0
+    ttl: float = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
 class LogConfig:
     """Logs to stderr. ``format = "auto"``: console on a terminal, else JSON."""
 
@@ -106,6 +132,7 @@ class Config:
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
     data: DataConfig = field(default_factory=DataConfig)
     timeouts: TimeoutsConfig = field(default_factory=TimeoutsConfig)
+    job: JobConfig = field(default_factory=JobConfig)
     log: LogConfig = field(default_factory=LogConfig)
 
 
@@ -265,6 +292,7 @@ def _describe(value: object) -> str:
 def _check(config: Config) -> None:
     """Values that have the right type and no sense."""
     _check_times(config)
+    _check_counts(config)
     store, data, sock = config.store, config.data, os.fsencode(config.hook.socket)
     if "@" in store.url:
         raise ConfigError("store.url", "no user or password (use store.user, store.password_file)", "one with '@'")
@@ -280,13 +308,21 @@ def _check(config: Config) -> None:
         raise ConfigError("hook.socket", "a path of 1 to 107 bytes", f"{len(sock)} bytes")
     if config.metrics.listen:
         split_listen(config.metrics.listen)
+    if data.advertise:
+        split_listen(data.advertise, "data.advertise")
     for key, name in (("name", config.node.name), ("domain", config.node.domain)):
         if not name or "/" in name:
             raise ConfigError(f"node.{key}", "a name without '/'", repr(name))
 
 
+def _check_counts(config: Config) -> None:
+    for key, least in (("max_dirty", 0), ("max_lag", 0), ("flaps", 2)):
+        if getattr(config.job, key) < least:
+            raise ConfigError(f"job.{key}", f"{least} or more", str(getattr(config.job, key)))
+
+
 def _check_times(config: Config) -> None:
-    for section in ("store", "timeouts"):
+    for section in ("store", "timeouts", "job"):
         for key, value in dataclasses.asdict(getattr(config, section)).items():
             if isinstance(value, float) and value <= 0:
                 raise ConfigError(f"{section}.{key}", "more than 0 seconds", str(value))
@@ -296,11 +332,11 @@ def _check_times(config: Config) -> None:
         raise ConfigError("store.keepalive", expected, f"{store.keepalive:g} s + {store.request_timeout:g} s")
 
 
-def split_listen(text: str) -> tuple[str, int]:
-    """``host:port`` or ``[v6]:port`` as a pair. Raises ConfigError naming metrics.listen."""
+def split_listen(text: str, name: str = "metrics.listen") -> tuple[str, int]:
+    """``host:port`` or ``[v6]:port`` as a pair. Raises ConfigError naming ``name``."""
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
-        raise ConfigError("metrics.listen", '"host:port" or ""', repr(text))
+        raise ConfigError(name, '"host:port" or ""', repr(text))
     return host.strip("[]"), int(port)
 
 

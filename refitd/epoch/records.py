@@ -55,7 +55,7 @@ class Member:
     """One daemon in a job.
 
     ``address`` is host:port of its data port, ``boot`` its kernel's boot id, ``planners`` the plan versions it can
-    compute.
+    compute, ``lock`` the lock file that it holds (device and inode): two lives with the same lock follow each other.
     """
 
     node: str
@@ -65,6 +65,7 @@ class Member:
     boot: str
     planners: tuple[int, ...]
     ranks: tuple[RankInfo, ...]
+    lock: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +104,67 @@ class Generation:
 
 
 @dataclass(frozen=True, slots=True)
+class Planner:
+    """The version of the planner that every node of the job uses, and why this one."""
+
+    version: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """What operators want of the job.
+
+    ``paused``: nothing new is published or begun. ``limit``: bytes of payload a second that each daemon may send over
+    the network for this job, None for no limit.
+    """
+
+    paused: bool = False
+    limit: int | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """A daemon in one of its lives wants to leave: lanes do without it as soon as they can."""
+
+    node: str
+    incarnation: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """A node that no lane uses: it comes and goes (``flaps`` times when it was parked), or cannot plan as the job does.
+
+    It stays parked over its further lives, until it has been alive and quiet for the park time.
+    """
+
+    node: str
+    incarnation: str
+    reason: str
+    flaps: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A device (by its id) that a daemon in one of its lives works with: no other daemon may."""
+
+    node: str
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True)
 class Publication:
-    """What the trainers of a generation offered together. Its revision is the record's mod_revision."""
+    """What the trainers of a generation offered together. Its revision is the record's mod_revision.
+
+    ``number`` counts the job's publications, so that replicas can tell how many they are behind.
+    """
 
     generation: int
     step: int
     offers: tuple[Offer, ...]
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +181,25 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Exclusion:
-    """A slot that a lane does without, and why. A ``passing`` one ends with the refit."""
+    """A slot that a lane does without, and why.
+
+    A ``passing`` one ends with the refit. A ``parked`` one outlives the slot's mover and client, and ends when the
+    node's daemon starts anew: a restart of the mover would not help.
+    """
 
     slot: Slot
     passing: bool
     reason: str
+    parked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Suspicion:
+    """An edge of a lane that failed under one of its tokens, as the node ``by`` said."""
+
+    source: Slot
+    destination: Slot
+    by: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +215,7 @@ class Lane:
     neighbours: tuple[Slot, ...]
     excluded: tuple[Exclusion, ...]
     reason: str
+    suspicions: tuple[Suspicion, ...] = ()
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -167,12 +238,18 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class Refit:
-    """The publication that a lane is to reach."""
+    """The publication that a lane is to reach.
+
+    ``abandoned`` counts the publications that the lane has begun and lost since its last commit: a joiner that cannot
+    keep up shows it here.
+    """
 
     generation: int
     revision: int
     step: int
     reason: str
+    number: int = 0
+    abandoned: int = 0
 
     @property
     def id(self) -> PubId:
@@ -213,6 +290,7 @@ class Commit:
     step: int
     token: int
     incarnations: dict[str, str]
+    number: int = 0
 
     @property
     def id(self) -> PubId:

@@ -9,12 +9,17 @@ from typing import Generic, TypeVar
 from refitd.epoch.codec import decode
 from refitd.epoch.records import (
     Ack,
+    Claim,
     Commit,
+    Control,
+    Drain,
     Generation,
     Lane,
     Leader,
     Member,
     Offers,
+    Parked,
+    Planner,
     PubId,
     Publication,
     RankInfo,
@@ -35,10 +40,12 @@ class Stored(Generic[T]):
     revision: int
 
 
-_SINGLES: dict[str, type] = {"leader": Leader, "generation": Generation, "publication": Publication}
+_SINGLES: dict[str, type] = {
+    "leader": Leader, "generation": Generation, "planner": Planner, "control": Control, "publication": Publication,
+}  # fmt: skip
 _TABLES: dict[str, type] = {
     "members": Member, "offers": Offers, "lanes": Lane, "refits": Refit,
-    "acks": Ack, "commits": Commit, "reports": ReportRecord,
+    "acks": Ack, "commits": Commit, "reports": ReportRecord, "drains": Drain, "parked": Parked, "devices": Claim,
 }  # fmt: skip
 
 
@@ -48,6 +55,8 @@ class View:
 
     leader: Stored[Leader] | None = None
     generation: Stored[Generation] | None = None
+    planner: Stored[Planner] | None = None
+    control: Stored[Control] | None = None
     publication: Stored[Publication] | None = None
     members: dict[str, Stored[Member]] = field(default_factory=dict)
     offers: dict[str, Stored[Offers]] = field(default_factory=dict)
@@ -56,6 +65,9 @@ class View:
     acks: dict[str, Stored[Ack]] = field(default_factory=dict)
     commits: dict[str, Stored[Commit]] = field(default_factory=dict)
     reports: dict[str, Stored[ReportRecord]] = field(default_factory=dict)
+    drains: dict[str, Stored[Drain]] = field(default_factory=dict)
+    parked: dict[str, Stored[Parked]] = field(default_factory=dict)
+    devices: dict[str, Stored[Claim]] = field(default_factory=dict)
     _slots: tuple[tuple[tuple[str, int], ...], dict[str, Slot]] | None = field(default=None, compare=False, repr=False)
     changes: int = field(default=0, compare=False)  # grows with every record that changes
 

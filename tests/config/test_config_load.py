@@ -30,8 +30,9 @@ def test_defaults() -> None:
     assert config.hook.uids == config.hook.gids == ()
     assert config.store == StoreConfig("memory://", "", "", "", "", "", 10.0, 3.0, 2.0)
     assert config.metrics.listen == "127.0.0.1:9464"
-    assert dataclasses.astuple(config.data) == ("127.0.0.1", 0, "", "auto", 4194304, "checksum")
+    assert dataclasses.astuple(config.data) == ("127.0.0.1", 0, "", "", "auto", 4194304, "checksum")
     assert dataclasses.astuple(config.timeouts) == (2.0, 1.0, 3.0, 3.0, 15.0, 2.0, 1.0)
+    assert dataclasses.astuple(config.job) == (0, 1, 0.5, 3.0, 6, 60.0, 30.0, 10.0, 3600.0)
     assert dataclasses.astuple(config.log) == ("info", "auto")
 
 
@@ -107,6 +108,8 @@ def test_flags_may_be_text_or_values() -> None:
         ("[timeouts]\noffer = '2s'\n", r"timeouts\.offer: expected a number, got '2s' \(text\)"),
         ("[timeouts]\noffer = false\n", r"timeouts\.offer: expected a number, got False \(true or false\)"),
         ("[timeouts]\noffer = nan\n", r"timeouts\.offer: expected a number, got nan \(a number\)"),
+        ("[job]\nflaps = 1\n", r"job\.flaps: expected 2 or more, got 1"),
+        ("[job]\nmax_dirty = -1\n", r"job\.max_dirty: expected 0 or more, got -1"),
         ("[timeouts]\noffer = 0\n", r"timeouts\.offer: expected more than 0 seconds, got 0\.0"),
         ("[hook]\nuids = [1, 'root']\n", r"hook\.uids: expected a list of whole numbers, 0 or more, got .*\(a list\)"),
         ("[hook]\nuids = [-1]\n", r"hook\.uids: expected a list of whole numbers, 0 or more"),
