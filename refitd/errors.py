@@ -15,7 +15,8 @@ RefitdError
 │   ├── LeaseLost              the lease is gone, and all keys with it
 │   ├── Compacted              the asked revision is no longer in the history
 │   ├── PermissionDenied       the user may not touch this key
-│   └── Unauthenticated        no or wrong credentials
+│   ├── Unauthenticated        no or wrong credentials
+│   └── Untrusted              TLS failed: a certificate, an authority or a host name is refused
 ├── TransportError             an edge or a mover failed; names the edge
 ├── DaemonUnavailable          no daemon answers at the socket
 └── ReceiveFailed              a receive ended without a commit; the rank stays dirty
@@ -110,6 +111,10 @@ class PermissionDenied(StoreError):
 
 class Unauthenticated(StoreError):
     """The store did not accept the credentials."""
+
+
+class Untrusted(StoreError):
+    """TLS failed: we refuse the store's certificate, authority or name, or it refuses ours; nothing was changed."""
 
 
 class TransportError(RefitdError):

@@ -80,7 +80,7 @@ def open_store(
         from refitd.store.spawn import SpawnedStore
 
         return SpawnedStore(rest, request_timeout)
-    from refitd.store._etcd_channel import Credentials
+    from refitd.store._etcd_endpoint import Credentials
     from refitd.store.etcd import EtcdStore
 
     return EtcdStore(rest, Credentials(user, password_file, ca, cert, key), request_timeout)

@@ -1,245 +1,187 @@
-"""One channel to an etcd cluster: addresses, credentials, and etcd's errors turned into ours."""
+"""The way to an etcd cluster: one server is asked at a time, the next one when it fails or does not answer."""
 
 from __future__ import annotations
 
-import pathlib
-import socket
+import random
 import threading
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import grpc
+import structlog
 
-from refitd.errors import (
-    ConfigError,
-    LeaseLost,
-    PermissionDenied,
-    StoreError,
-    StoreTimeout,
-    StoreUnavailable,
-    Unauthenticated,
-)
-from refitd.store import _etcd3_compat
+from refitd.errors import StoreError, StoreTimeout, StoreUnavailable, Unauthenticated, Untrusted
+from refitd.store._etcd_endpoint import Credentials, Endpoint, Metadata, Stubs, parse_addresses
+from refitd.store._etcd_errors import translate
+from refitd.store._etcd_login import Login
+from refitd.store.base import Counts
 
-_etcd3_compat.install()
-
-import etcd3  # noqa: E402 - importable only after install()
-from etcd3 import etcdrpc as etcdrpc  # noqa: E402
-
-# A frozen server is noticed in 11 s only with http2.ping_timeout_ms; a keepalive below 5 s makes etcd hang up.
-_OPTIONS: tuple[tuple[str, str | int], ...] = (
-    ("grpc.lb_policy_name", "round_robin"),
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 3_000),
-    ("grpc.http2.ping_timeout_ms", 3_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1_000),
-)
-# A write that ended with UNAVAILABLE for one of these reasons never reached the log.
-_NOTHING_WRITTEN = (
-    "failed to connect",
-    "connections to all backends failing",
-    "connection refused",
-    "no leader",
-    "dns resolution failed",
-)
-_BAD_CREDENTIALS = ("authentication failed", "user name is empty", "auth", "invalid auth token")
-_UNKNOWN_OUTCOME = (
-    grpc.StatusCode.DEADLINE_EXCEEDED,
-    grpc.StatusCode.CANCELLED,
-    grpc.StatusCode.UNKNOWN,
-    grpc.StatusCode.INTERNAL,
-    grpc.StatusCode.ABORTED,
-)
+Action = Callable[[Stubs, float, Metadata], Any]
+LEAST = 0.05  # seconds that a last attempt is given
+_PAUSE = (0.05, 0.2)  # seconds between rounds over all servers
+_PROBE = 1.0  # seconds that finding out why TLS fails may take
 
 
-@dataclass(frozen=True, slots=True)
-class Credentials:
-    """How to be let in. ``ca``, ``cert``, ``key``: PEM files; ``password_file`` ends in at most one newline."""
+class Attempts:
+    """The servers that one call has asked, and the time that it has left.
 
-    user: str = ""
-    password_file: str = ""
-    ca: str = ""
-    cert: str = ""
-    key: str = ""
+    A call that may be repeated gives each server an equal share, so that one that is frozen leaves time for the
+    others; one that may not waits for its answer, and goes on only where nothing was written.
+    """
 
-    def __post_init__(self) -> None:
-        """Refuse halves. Raises ConfigError."""
-        if bool(self.cert) != bool(self.key) or (self.cert and not self.ca):
-            given = [name for name in ("ca", "cert", "key") if getattr(self, name)]
-            raise ConfigError("store.cert", "store.ca, or store.ca with store.cert and store.key", f"only {given}")
-        if self.password_file and not self.user:
-            raise ConfigError("store.user", "the user that store.password_file belongs to", "none")
+    def __init__(self, seconds: float, servers: int, repeat: bool) -> None:
+        self._deadline = time.monotonic() + seconds
+        self._servers, self._repeat = servers, repeat
+        self._share = seconds / servers if repeat else seconds
+        self._failures: list[StoreError] = []
 
-    def password(self) -> str:
-        """The password, read anew so that it may be rotated. Raises ConfigError."""
-        return _read("store.password_file", self.password_file).removesuffix("\n")
+    @property
+    def left(self) -> float:
+        """Seconds for the next attempt."""
+        return max(LEAST, min(self._share, self._deadline - time.monotonic()))
 
+    def again(self, error: StoreError) -> bool:
+        """Whether to ask another server after this failure."""
+        self._failures.append(error)
+        rounds, place = divmod(len(self._failures), self._servers)
+        if self._repeat and rounds and all(isinstance(e, Untrusted) for e in self._failures):
+            return False
+        if not self._repeat:
+            return not isinstance(error, StoreTimeout) and not rounds
+        if place == 0:
+            time.sleep(max(0.0, min(random.uniform(*_PAUSE), self._deadline - time.monotonic())))  # noqa: S311 - jitter
+        return time.monotonic() < self._deadline - LEAST
 
-def _read(field: str, path: str) -> str:
-    try:
-        return pathlib.Path(path).read_text()
-    except OSError as error:
-        raise ConfigError(field, "a readable file", f"{path!r} ({error.strerror})") from error
-
-
-def parse_addresses(text: str) -> list[tuple[str, int]]:
-    """``host:port,[v6]:port`` as pairs. Raises ConfigError naming store.url."""
-    pairs = []
-    for part in text.split(","):
-        host, _, port = part.strip().rpartition(":")
-        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-            raise ConfigError("store.url", "etcd://host:port[,host:port]", repr(f"etcd://{text}"))
-        pairs.append((host.strip("[]"), int(port)))
-    return pairs
-
-
-def resolve(addresses: list[tuple[str, int]]) -> str:
-    """One gRPC target for all addresses, IPv4 where there is one. Raises StoreUnavailable."""
-    found: dict[int, list[str]] = {socket.AF_INET: [], socket.AF_INET6: []}
-    reasons = []
-    for host, port in addresses:
-        try:
-            answers = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        except OSError as error:
-            reasons.append(f"{host}: {error}")
-            continue
-        for family, _, _, _, address in answers:
-            text = f"[{address[0]}]:{port}" if family == socket.AF_INET6 else f"{address[0]}:{port}"
-            if family in found and text not in found[family]:
-                found[family].append(text)
-    if found[socket.AF_INET]:
-        return "ipv4:" + ",".join(found[socket.AF_INET])
-    if found[socket.AF_INET6]:
-        return "ipv6:" + ",".join(found[socket.AF_INET6])
-    raise StoreUnavailable(f"no etcd address resolves: {'; '.join(reasons)}")
-
-
-def translate(error: grpc.RpcError, write: bool) -> StoreError:
-    """Our error for one of gRPC's; ``write``: an answer that was lost may hide a change."""
-    code, detail = error.code(), error.details() or ""
-    text = f"etcd: {detail or code.name}"
-    lower = detail.lower()
-    if code is grpc.StatusCode.UNAUTHENTICATED or (
-        code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION)
-        and any(mark in lower for mark in _BAD_CREDENTIALS)
-    ):
-        return Unauthenticated(text)
-    if code is grpc.StatusCode.PERMISSION_DENIED:
-        return PermissionDenied(text)
-    if code is grpc.StatusCode.NOT_FOUND:
-        return LeaseLost(text)
-    if code is grpc.StatusCode.UNAVAILABLE:
-        known = not write or any(mark in lower for mark in _NOTHING_WRITTEN)
-        return StoreUnavailable(text) if known else StoreTimeout(text)
-    if code is grpc.StatusCode.DEADLINE_EXCEEDED or (write and code in _UNKNOWN_OUTCOME):
-        return StoreTimeout(text)
-    return StoreUnavailable(text) if code in _UNKNOWN_OUTCOME else StoreError(text)
+    def error(self) -> StoreError:
+        """The failure to report: one that leaves the outcome open, else the last one."""
+        return next((e for e in self._failures if isinstance(e, StoreTimeout)), self._failures[-1])
 
 
 class Channel:
-    """The channel, opened at its first use; it logs in again when the token is refused."""
+    """All servers of ``addresses``, in an order of this store's own so that clients spread over them.
 
-    def __init__(self, addresses: list[tuple[str, int]], credentials: Credentials, timeout: float) -> None:
-        self._addresses, self._credentials, self.timeout = addresses, credentials, timeout
+    ``revision``, ``term``: the highest that any answer told, of the cluster that answered last.
+    """
+
+    def __init__(self, addresses: str, credentials: Credentials, timeout: float, counts: Counts) -> None:
+        pairs = parse_addresses(addresses)
+        self._endpoints = [Endpoint(host, port, credentials) for host, port in random.sample(pairs, len(pairs))]
+        self._current, self.timeout, self.counts = self._endpoints[0], timeout, counts
+        self.login = Login(credentials, counts.add)
+        self.revision = self.term = self._cluster = 0
+        self.closed = False
         self._lock = threading.Lock()
-        self._client: Any = None
-        self._token: str | None = None
-        self._closed = False
+        self._log = structlog.get_logger()
 
-    def call(self, stub: str, method: str, request: Any, *, write: bool, timeout: float | None = None) -> Any:
-        """One unary call. Raises a StoreError."""
-        timeout = self.timeout if timeout is None else timeout
-        return self.use(
-            lambda client, meta: getattr(getattr(client, stub), method)(request, timeout, metadata=meta), write
-        )
+    @property
+    def servers(self) -> int:
+        """How many there are."""
+        return len(self._endpoints)
 
-    def use(self, action: Callable[[Any, tuple[tuple[str, str], ...]], Any], write: bool) -> Any:
-        """Run ``action(client, metadata)``, once more with a new token when the old one is refused."""
-        token = self._token
+    @property
+    def endpoint(self) -> Endpoint:
+        """The server that is asked now."""
+        return self._current
+
+    def call(
+        self, kind: str, action: Action, *, write: bool = False, repeat: bool = True, timeout: float | None = None
+    ) -> Any:
+        """Run ``action(stubs, seconds, metadata)``, counted as ``kind``; ``repeat``: twice does no harm.
+
+        Raises a StoreError: StoreTimeout where a ``write`` may have happened.
+        """
+        attempts = Attempts(self.timeout if timeout is None else timeout, len(self._endpoints), repeat)
+        while True:
+            endpoint = self._current
+            try:
+                return self._ask(kind, endpoint, action, write, attempts.left)
+            except (StoreUnavailable, StoreTimeout, Untrusted) as error:
+                if self.closed:
+                    raise
+                self.blame(endpoint, str(error))
+                if not attempts.again(error):
+                    raise attempts.error() from None
+
+    def stream(self, kind: str, start: Callable[[Stubs, Metadata], Any]) -> tuple[Endpoint, Metadata, Any]:
+        """Start a stream at the present server: (server, metadata, stream). End it with ``server.release(stream)``.
+
+        Its reader gets gRPC's errors, and CANCELLED when the server is left.
+        """
+        endpoint = self._current
+        metadata = self.login.metadata(endpoint, self.timeout)
+        self.counts.add(kind)
         try:
-            return self._try(action, write)
-        except Unauthenticated:
-            if not self._credentials.user:
-                raise
-            self.forget_token(token)
-            return self._try(action, write)
+            stream = start(endpoint.stubs(), metadata)
+        except ValueError as error:
+            raise self._shut(error) from error
+        endpoint.hold(stream)
+        return endpoint, metadata, stream
 
-    def forget_token(self, token: str | None) -> None:
-        """Log in again at the next call, unless another thread has done so since ``token`` was used."""
+    def note(self, header: Any) -> None:
+        """Learn from an answer's header. A cluster that was set up anew begins to count anew."""
         with self._lock:
-            if self._token == token:
-                self._token = None
+            if header.cluster_id != self._cluster:
+                self._cluster, self.revision, self.term = header.cluster_id, 0, 0
+            self.revision = max(self.revision, header.revision)
+            self.term = max(self.term, header.raft_term)
 
-    @property
-    def token(self) -> str | None:
-        """The token in use, None before the first login."""
-        return self._token
+    def blame(self, endpoint: Endpoint, reason: str) -> None:
+        """Leave a server that failed, with all streams, for the one whose last failure is longest ago."""
+        with self._lock:
+            endpoint.failed_at = time.monotonic()
+            others = [e for e in self._endpoints if e is not endpoint]
+            if endpoint is not self._current or not others:
+                return
+            self._current = min(others, key=lambda e: e.failed_at)
+        self._log.warning("store_endpoint_left", endpoint=endpoint.address, to=self._current.address, reason=reason)
+        endpoint.drop_streams()
 
-    @property
-    def closed(self) -> bool:
-        """Whether close() was called."""
-        return self._closed
-
-    @property
-    def has_user(self) -> bool:
-        """Whether there is somebody to log in as."""
-        return bool(self._credentials.user)
+    def explained(self, endpoint: Endpoint, error: StoreError, seconds: float = _PROBE) -> StoreError:
+        """Untrusted where TLS is why a server cannot be reached; its certificates are read anew next time."""
+        if not isinstance(error, StoreUnavailable) or "failed to connect" not in str(error):
+            return error
+        reason = endpoint.distrust(max(LEAST, min(_PROBE, seconds)))
+        if not reason:
+            return error
+        endpoint.close(for_good=False)
+        return Untrusted(f"etcd {endpoint.address}: {reason}")
 
     def close(self) -> None:
         """Close the sockets; calls in flight end, later ones raise StoreUnavailable."""
-        with self._lock:
-            self._closed = True
-            client, self._client = self._client, None
-        if client is not None:
-            client.close()
+        self.closed = True
+        for endpoint in self._endpoints:
+            endpoint.close()
 
-    def _try(self, action: Callable[[Any, tuple[tuple[str, str], ...]], Any], write: bool) -> Any:
+    def _ask(self, kind: str, endpoint: Endpoint, action: Action, write: bool, seconds: float) -> Any:
+        """One server; once more with a new token when the old one is refused."""
+        deadline = time.monotonic() + seconds
+        metadata = self.login.metadata(endpoint, seconds)
         try:
-            client, metadata = self._ready()
-            return action(client, metadata)
-        except grpc.RpcError as error:
-            raise translate(error, write) from error
-        except ValueError as error:  # gRPC's answer to a call on a closed channel
-            if not self._closed:
+            return self._send(kind, endpoint, action, write, deadline, metadata)
+        except Unauthenticated:
+            if not self.login.has_user:
                 raise
-            raise StoreUnavailable("the store was closed") from error
+        self.login.forget(metadata)
+        metadata = self.login.metadata(endpoint, max(LEAST, deadline - time.monotonic()))
+        return self._send(kind, endpoint, action, write, deadline, metadata)
 
-    def _ready(self) -> tuple[Any, tuple[tuple[str, str], ...]]:
-        with self._lock:
-            if self._closed:
-                raise StoreUnavailable("the store was closed")
-            if self._client is None:
-                self._client = self._connect()
-            if self._credentials.user and self._token is None:
-                self._token = self._login(self._client)
-            token = (("token", self._token),) if self._token else ()
-            # Without this a member that lost its quorum keeps watches silently.
-            return self._client, (*token, ("hasleader", "true"))
-
-    def _connect(self) -> Any:
-        host, _, port = resolve(self._addresses).rpartition(":")
-        credentials, options = self._credentials, list(_OPTIONS)
-        if credentials.ca:
-            options.append(("grpc.ssl_target_name_override", self._addresses[0][0]))
+    def _send(
+        self, kind: str, endpoint: Endpoint, action: Action, write: bool, deadline: float, metadata: Metadata
+    ) -> Any:
+        self.counts.add(kind)
         try:
-            return etcd3.client(
-                host=host,
-                port=int(port),
-                ca_cert=credentials.ca or None,
-                cert_cert=credentials.cert or None,
-                cert_key=credentials.key or None,
-                timeout=self.timeout,
-                grpc_options=options,
-            )
-        except OSError as error:
-            raise ConfigError("store.ca, store.cert, store.key", "readable files", str(error)) from error
+            reply = action(endpoint.stubs(), max(LEAST, deadline - time.monotonic()), metadata)
+        except grpc.RpcError as error:
+            ours = translate(error, write, endpoint.address)
+            raise self.explained(endpoint, ours, deadline - time.monotonic()) from error
+        except ValueError as error:
+            raise self._shut(error) from error
+        self.note(reply.header)
+        return reply
 
-    def _login(self, client: Any) -> str:
-        request = etcdrpc.AuthenticateRequest(name=self._credentials.user, password=self._credentials.password())
-        reply = etcdrpc.AuthStub(client.channel).Authenticate(request, self.timeout)
-        return str(reply.token)
+    def _shut(self, error: ValueError) -> StoreError:
+        """gRPC's answer to a call on a closed channel. Raises what it is given when it is something else."""
+        if "closed channel" not in str(error):
+            raise error
+        return StoreUnavailable("the store was closed" if self.closed else "the connection was just closed")

@@ -15,8 +15,11 @@ from typing import Any
 
 import grpc
 
-from refitd.errors import PermissionDenied, StoreError, StoreTimeout, StoreUnavailable
-from refitd.store._etcd_channel import Channel, etcdrpc
+from refitd.errors import PermissionDenied, StoreError, StoreTimeout, StoreUnavailable, Unauthenticated, Untrusted
+from refitd.store._etcd_channel import Channel
+from refitd.store._etcd_codec import key_range, to_item
+from refitd.store._etcd_endpoint import Endpoint, Metadata, Stubs, etcdrpc
+from refitd.store._etcd_errors import translate
 from refitd.store.base import Deleted, Event, Item, Put, Resync
 
 Lister = Callable[[str], tuple[list[Item], int]]
@@ -24,16 +27,32 @@ _BACKOFF = (0.05, 2.0)  # first and longest pause between attempts, seconds; hal
 RESYNC_AFTER = 60.0  # an outage longer than this, in seconds, ends in a Resync
 
 
-def key_range(prefix: str) -> tuple[bytes, bytes]:
-    """etcd's first key and range end for all keys with ``prefix``."""
-    raw = prefix.encode()
-    stripped = raw.rstrip(b"\xff")
-    return (raw, stripped[:-1] + bytes([stripped[-1] + 1])) if stripped else (b"\0", b"\0")
+class _Stream:
+    """One watch stream at one server. It is ended when the server does not confirm it in time."""
 
+    def __init__(self, channel: Channel, create: Any) -> None:
+        self._requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._requests.put(etcdrpc.WatchRequest(create_request=create))
+        self.endpoint: Endpoint
+        self.metadata: Metadata
+        self.endpoint, self.metadata, self._call = channel.stream("watch", self._start)
+        self._timer = threading.Timer(channel.timeout, self._call.cancel)
+        self._timer.daemon = True
+        self._timer.start()
 
-def to_item(kv: Any) -> Item:
-    """Our Item for etcd's KeyValue."""
-    return Item(kv.key.decode(), kv.value, kv.create_revision, kv.mod_revision, kv.lease)
+    def _start(self, stubs: Stubs, metadata: Metadata) -> Any:
+        return stubs.watch.Watch(iter(self._requests.get, None), metadata=metadata)
+
+    def read(self) -> Any:
+        """The next response. Raises gRPC's errors, StopIteration at the end."""
+        response = next(self._call)
+        self._timer.cancel()
+        return response
+
+    def close(self) -> None:
+        self._timer.cancel()
+        self._requests.put(None)
+        self.endpoint.release(self._call)
 
 
 class EtcdWatch:
@@ -44,12 +63,11 @@ class EtcdWatch:
         self._pending: deque[Event] = deque()
         self._lock = threading.Lock()
         self._stop = threading.Event()
-        self._call: Any = None
-        self._requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._token: str | None = None
+        self._stream: _Stream | None = None
         self._cluster = 0
         self._failures = 0
         self._denied = False
+        self._untrusted = 0  # servers in a row that TLS refused
         self._last_contact = time.monotonic()
 
     def __iter__(self) -> Iterator[Event]:
@@ -68,42 +86,56 @@ class EtcdWatch:
         self._drop()
 
     def _advance(self) -> None:
+        stream = self._stream
         try:
             if self._next <= 0:
                 self._resync(*self._list(self._prefix))
-            elif self._call is None:
+            elif stream is None:
                 self._open()
             else:
-                self._take(next(self._call))
+                self._take(stream, stream.read())
         except StopIteration:
-            self._lost()
-        except grpc.RpcError:
-            self._lost()
+            self._failed(stream, "it ended a watch")
+        except grpc.RpcError as error:
+            self._broken(stream, error)
         except (StoreUnavailable, StoreTimeout):
             self._lost()
 
+    def _broken(self, stream: _Stream | None, error: grpc.RpcError) -> None:
+        """A stream that etcd refused is denied; one that was cut is resumed elsewhere, if anybody is to be trusted."""
+        ours = translate(error, write=False, address=stream.endpoint.address if stream else "")
+        if isinstance(ours, Unauthenticated | PermissionDenied):
+            self._refused(stream, ours)
+            return
+        ours = self._channel.explained(stream.endpoint, ours) if stream else ours
+        self._untrusted = self._untrusted + 1 if isinstance(ours, Untrusted) else 0
+        if self._untrusted >= self._channel.servers:
+            self._drop()
+            raise ours
+        self._failed(stream, str(ours))
+
+    def _failed(self, stream: _Stream | None, reason: str) -> None:
+        if stream is not None and not self._stop.is_set():
+            self._channel.blame(stream.endpoint, reason)
+        self._lost()
+
     def _open(self) -> None:
         first, end = key_range(self._prefix)
-        create = etcdrpc.WatchCreateRequest(key=first, range_end=end, start_revision=self._next)
-        self._channel.use(lambda client, metadata: self._start(client, metadata, create), write=False)
-
-    def _start(self, client: Any, metadata: tuple[tuple[str, str], ...], create: Any) -> None:
+        stream = _Stream(self._channel, etcdrpc.WatchCreateRequest(key=first, range_end=end, start_revision=self._next))
         with self._lock:
-            if self._stop.is_set():
+            if not self._stop.is_set():
+                self._stream = stream
                 return
-            self._token = dict(metadata).get("token")
-            self._requests = queue.SimpleQueue()
-            self._requests.put(etcdrpc.WatchRequest(create_request=create))
-            requests = iter(self._requests.get, None)
-            self._call = etcdrpc.WatchStub(client.channel).Watch(requests, metadata=metadata)
+        stream.close()
 
-    def _take(self, response: Any) -> None:
+    def _take(self, stream: _Stream, response: Any) -> None:
         self._contact()
+        self._channel.note(response.header)
         if response.compact_revision:
             self._next = 0
             self._drop()
         elif response.canceled:
-            self._canceled(response.cancel_reason)
+            self._canceled(stream, response.cancel_reason)
         elif response.created:
             self._denied = False
             self._check_history(response.header)
@@ -133,15 +165,22 @@ class EtcdWatch:
         self._pending.append(Resync(tuple(items), revision))
         self._next = revision + 1
 
-    def _canceled(self, reason: str) -> None:
-        self._drop()
-        if "permission denied" not in reason:
+    def _canceled(self, stream: _Stream, reason: str) -> None:
+        if "permission denied" in reason:
+            self._refused(stream, PermissionDenied(f"etcd: watch of {self._prefix!r}: {reason}"))
+        elif "no leader" in reason:
+            self._failed(stream, reason)
+        else:
+            self._drop()
             raise StoreError(f"etcd ended the watch of {self._prefix!r}: {reason}")
-        # etcd says the same for a token that it no longer knows: log in once more before believing it.
-        if self._denied or not self._channel.has_user:
-            raise PermissionDenied(f"etcd: watch of {self._prefix!r}: {reason}")
+
+    def _refused(self, stream: _Stream | None, error: StoreError) -> None:
+        """etcd says the same for a token that it no longer knows: log in once more before believing it."""
+        self._drop()
+        if self._denied or stream is None or not self._channel.login.has_user:
+            raise error
         self._denied = True
-        self._channel.forget_token(self._token)
+        self._channel.login.forget(stream.metadata)
 
     def _contact(self) -> None:
         self._failures, self._last_contact = 0, time.monotonic()
@@ -157,7 +196,6 @@ class EtcdWatch:
 
     def _drop(self) -> None:
         with self._lock:
-            call, self._call = self._call, None
-            self._requests.put(None)
-        if call is not None:
-            call.cancel()
+            stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.close()

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from refitd.errors import InputError
+
+MAX_OPS = 128  # etcd's own limit of the parts of a transaction
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +143,30 @@ class Watch(Protocol):
         """End the iterator, from any thread."""
 
 
+class Counts:
+    """How many requests of each kind were sent: get, list, put, txn, grant, keepalive, revoke, watch, compact, login.
+
+    What was sent again counts again.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._numbers: Counter[str] = Counter()
+
+    def add(self, kind: str) -> None:
+        """Count one request."""
+        with self._lock:
+            self._numbers[kind] += 1
+
+    def so_far(self) -> Counter[str]:
+        """A copy; subtract an earlier one to see what a piece of work cost."""
+        with self._lock:
+            return self._numbers.copy()
+
+    def __repr__(self) -> str:
+        return f"Counts({dict(self.so_far())})"
+
+
 class Store(Protocol):
     """A membership store. Calls block for at most the request timeout and may come from any thread."""
 
@@ -154,7 +182,8 @@ class Store(Protocol):
     def txn(self, compares: Sequence[Compare], then: Sequence[Op], otherwise: Sequence[Op] = ()) -> TxnResult:
         """Do ``then`` when every compare holds, else ``otherwise``, as one change with one revision.
 
-        Raises InputError when a branch writes a key twice, LeaseLost, and StoreTimeout (outcome unknown).
+        Raises InputError when a branch writes a key twice or has more than MAX_OPS parts, LeaseLost, and StoreTimeout
+        (outcome unknown, also after it was read back).
         """
 
     def grant(self, ttl_seconds: float) -> Lease:
@@ -166,12 +195,26 @@ class Store(Protocol):
         0 starts with a Resync. So does a revision whose history is gone.
         """
 
+    @property
+    def counts(self) -> Counts:
+        """What was asked of the store so far."""
+
     def close(self) -> None:
         """End all watches and free threads, sockets and children; later calls raise StoreUnavailable."""
 
 
-def check_ops(name: str, ops: Iterable[Op]) -> None:
-    """Refuse a branch that writes one key twice, as etcd does. Raises InputError."""
+def check_txn(compares: Sequence[Compare], then: Sequence[Op], otherwise: Sequence[Op]) -> None:
+    """Refuse what etcd refuses: an empty key, a key written twice in a branch, too many parts. Raises InputError."""
+    for part in (*compares, *then, *otherwise):
+        check_key("txn.key", part.key)
+    _check_number("compares", compares)
+    check_ops("then", then)
+    check_ops("otherwise", otherwise)
+
+
+def check_ops(name: str, ops: Sequence[Op]) -> None:
+    """Refuse a branch that writes one key twice or is too long, as etcd does. Raises InputError."""
+    _check_number(name, ops)
     written: set[str] = set()
     for op in ops:
         if isinstance(op, GetOp):
@@ -179,6 +222,11 @@ def check_ops(name: str, ops: Iterable[Op]) -> None:
         if op.key in written:
             raise InputError(f"txn.{name}", "each key written once", f"{op.key} twice")
         written.add(op.key)
+
+
+def _check_number(name: str, parts: Sequence[Op | Compare]) -> None:
+    if len(parts) > MAX_OPS:
+        raise InputError(f"txn.{name}", f"at most {MAX_OPS}", str(len(parts)))
 
 
 def check_key(field: str, key: str) -> None:

@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
-import builtins
 import math
-import time
+import secrets
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
-
-import tenacity
+from collections.abc import Sequence
+from typing import Any
 
 from refitd.errors import InputError, LeaseLost, StoreUnavailable
-from refitd.store._etcd_channel import Channel, Credentials, etcdrpc, parse_addresses
-from refitd.store._etcd_watch import EtcdWatch, key_range, to_item
-from refitd.store.base import (
-    Compare,
-    CreateRevision,
-    DeleteOp,
-    Item,
-    Lease,
-    ModRevision,
-    Op,
-    PutOp,
-    TxnResult,
-    check_key,
-    check_ops,
-)
-
-T = TypeVar("T")
-_LEAST = 0.05  # seconds that a last attempt is given
+from refitd.store._etcd_channel import Channel
+from refitd.store._etcd_codec import key_range, to_item
+from refitd.store._etcd_endpoint import Credentials, Metadata, Stubs, etcdrpc
+from refitd.store._etcd_errors import LeaseExists
+from refitd.store._etcd_txn import Transaction
+from refitd.store._etcd_watch import EtcdWatch
+from refitd.store.base import Compare, Counts, Item, Lease, Op, PutOp, TxnResult, check_key, check_txn
 
 
 class EtcdLease:
@@ -57,46 +43,56 @@ class EtcdStore:
     """
 
     def __init__(self, addresses: str, credentials: Credentials | None = None, request_timeout: float = 2.0) -> None:
-        self._channel = Channel(parse_addresses(addresses), credentials or Credentials(), request_timeout)
-        self._timeout = request_timeout
+        self.counts = Counts()
+        self._channel = Channel(addresses, credentials or Credentials(), request_timeout, self.counts)
         self._watches: weakref.WeakSet[EtcdWatch] = weakref.WeakSet()
+
+    @property
+    def endpoint(self) -> str:
+        """``host:port`` of the server that is asked now."""
+        return self._channel.endpoint.address
 
     def get(self, key: str) -> Item | None:
         """The key as it is now, or None."""
         check_key("get.key", key)
-        reply = self._read(etcdrpc.RangeRequest(key=key.encode()))
+        reply = self._range("get", etcdrpc.RangeRequest(key=key.encode()))
         return to_item(reply.kvs[0]) if reply.kvs else None
 
     def list(self, prefix: str) -> tuple[list[Item], int]:
         """All items below ``prefix``, by key, and the revision that they were read at."""
         first, end = key_range(prefix)
-        reply = self._read(etcdrpc.RangeRequest(key=first, range_end=end))
+        reply = self._range("list", etcdrpc.RangeRequest(key=first, range_end=end))
         return [to_item(kv) for kv in reply.kvs], reply.header.revision
 
     def put(self, key: str, value: bytes, lease: Lease | None = None) -> int:
         """Write; the revision it got. Raises LeaseLost; StoreTimeout when the outcome is unknown."""
         check_key("put.key", key)
-        return int(self._channel.call("kvstub", "Put", _put(PutOp(key, value, lease)), write=True).header.revision)
+        return Transaction(self._channel, "put", (), (PutOp(key, value, lease),), ()).run().revision
 
     def txn(self, compares: Sequence[Compare], then: Sequence[Op], otherwise: Sequence[Op] = ()) -> TxnResult:
-        """Do ``then`` when every compare holds, else ``otherwise``, as one change with one revision."""
-        check_ops("then", then)
-        check_ops("otherwise", otherwise)
-        for part in (*compares, *then, *otherwise):
-            check_key("txn.key", part.key)
-        request = etcdrpc.TxnRequest(
-            compare=[_compare(c) for c in compares], success=[_op(o) for o in then], failure=[_op(o) for o in otherwise]
-        )
-        reply = self._channel.call("kvstub", "Txn", request, write=True)
-        return TxnResult(reply.succeeded, reply.header.revision, _gets(reply.responses))
+        """Do ``then`` when every compare holds, else ``otherwise``, as one change with one revision.
+
+        When the answer is lost, its keys are read back, and it is sent again where that does no harm.
+        """
+        check_txn(compares, then, otherwise)
+        return Transaction(self._channel, "txn", compares, then, otherwise).run()
 
     def grant(self, ttl_seconds: float) -> EtcdLease:
         """A new lease of ``ttl_seconds``, rounded up to whole seconds, or more when etcd insists."""
         if ttl_seconds <= 0:
             raise InputError("grant.ttl_seconds", "more than 0", str(ttl_seconds))
-        request = etcdrpc.LeaseGrantRequest(TTL=math.ceil(ttl_seconds))
-        reply = self._channel.call("leasestub", "LeaseGrant", request, write=True)
-        return EtcdLease(self, reply.ID, float(reply.TTL))
+        # We choose the id, so that a grant whose answer was lost can be asked for again.
+        number = secrets.randbits(62) | 1 << 62  # not of random, whose seed a program may set
+        request = etcdrpc.LeaseGrantRequest(TTL=math.ceil(ttl_seconds), ID=number)
+
+        def ask(stubs: Stubs, seconds: float, metadata: Metadata) -> Any:
+            return stubs.lease.LeaseGrant(request, seconds, metadata=metadata)
+
+        try:
+            ttl = self._channel.call("grant", ask, write=True).TTL
+        except LeaseExists:
+            ttl = self._granted(number)
+        return EtcdLease(self, number, float(ttl))
 
     def watch(self, prefix: str, from_revision: int = 0) -> EtcdWatch:
         """Changes with revision ``from_revision`` and later; 0 starts with a Resync."""
@@ -115,74 +111,60 @@ class EtcdStore:
     def compact(self, revision: int) -> None:
         """Forget the history up to and including ``revision``."""
         request = etcdrpc.CompactionRequest(revision=revision, physical=True)
-        self._channel.call("kvstub", "Compact", request, write=True)
 
-    def _read(self, request: Any) -> Any:
-        return self._retry(lambda left: self._channel.call("kvstub", "Range", request, write=False, timeout=left))
+        def ask(stubs: Stubs, seconds: float, metadata: Metadata) -> Any:
+            return stubs.kv.Compact(request, seconds, metadata=metadata)
+
+        self._channel.call("compact", ask, write=True, repeat=False)
+
+    def _range(self, kind: str, request: Any) -> Any:
+        def ask(stubs: Stubs, seconds: float, metadata: Metadata) -> Any:
+            return stubs.kv.Range(request, seconds, metadata=metadata)
+
+        return self._channel.call(kind, ask)
+
+    def _granted(self, lease_id: int) -> int:
+        """The time that etcd granted when the answer was lost."""
+        request = etcdrpc.LeaseTimeToLiveRequest(ID=lease_id)
+
+        def ask(stubs: Stubs, seconds: float, metadata: Metadata) -> Any:
+            return stubs.lease.LeaseTimeToLive(request, seconds, metadata=metadata)
+
+        return int(self._channel.call("grant", ask).grantedTTL)
 
     def _renew(self, lease_id: int) -> float:
-        ttl = self._retry(lambda left: self._renew_once(lease_id, left))
-        if ttl <= 0:  # etcd's way to say that it does not know the lease
-            raise LeaseLost(f"lease {lease_id:x} expired or was revoked")
-        return ttl
-
-    def _renew_once(self, lease_id: int, timeout: float) -> float:
         request = etcdrpc.LeaseKeepAliveRequest(ID=lease_id)
 
-        def ask(client: Any, metadata: Any) -> float:
-            call = client.leasestub.LeaseKeepAlive(iter((request,)), timeout, metadata=metadata)
+        def ask(stubs: Stubs, seconds: float, metadata: Metadata) -> Any:
+            call = stubs.lease.LeaseKeepAlive(iter((request,)), seconds, metadata=metadata)
             try:
-                return float(next(call).TTL)
+                return self._of_the_leader(next(call))
             except StopIteration:
                 raise StoreUnavailable("etcd ended the keepalive without an answer") from None
             finally:
                 call.cancel()
 
-        return float(self._channel.use(ask, write=False))
+        ttl = float(self._channel.call("keepalive", ask).TTL)
+        if ttl <= 0:  # etcd's way to say that it does not know the lease
+            raise LeaseLost(f"lease {lease_id:x} expired or was revoked")
+        return ttl
+
+    def _of_the_leader(self, reply: Any) -> Any:
+        """A leader that was frozen still renews leases when it wakes, although another one counts their time.
+
+        etcd-io/etcd#15247, in all of 3.4 before 3.4.26: the term gives it away.
+        """
+        if reply.header.raft_term < self._channel.term:
+            raise StoreUnavailable("an etcd that no longer leads renewed the lease")
+        return reply
 
     def _revoke(self, lease_id: int) -> None:
+        request = etcdrpc.LeaseRevokeRequest(ID=lease_id)
+
+        def ask(stubs: Stubs, seconds: float, metadata: Metadata) -> Any:
+            return stubs.lease.LeaseRevoke(request, seconds, metadata=metadata)
+
         try:
-            self._channel.call("leasestub", "LeaseRevoke", etcdrpc.LeaseRevokeRequest(ID=lease_id), write=True)
+            self._channel.call("revoke", ask, write=True)
         except LeaseLost:
             return
-
-    def _retry(self, attempt: Callable[[float], T]) -> T:
-        """Only for calls that change nothing, or the same when sent twice: repeat while the store is away."""
-        deadline = time.monotonic() + self._timeout
-        retrying = tenacity.Retrying(
-            stop=tenacity.stop_after_delay(self._timeout),
-            wait=tenacity.wait_random(0.05, 0.2),
-            retry=tenacity.retry_if_exception(lambda e: isinstance(e, StoreUnavailable) and not self._channel.closed),
-            reraise=True,
-        )
-        return retrying(lambda: attempt(max(_LEAST, deadline - time.monotonic())))
-
-
-def _put(op: PutOp) -> Any:
-    return etcdrpc.PutRequest(key=op.key.encode(), value=op.value, lease=op.lease.id if op.lease else 0)
-
-
-def _compare(compare: Compare) -> Any:
-    target, key = etcdrpc.Compare, compare.key.encode()
-    match compare:
-        case CreateRevision(_, revision):
-            return target(result=target.EQUAL, target=target.CREATE, key=key, create_revision=revision)
-        case ModRevision(_, revision):
-            return target(result=target.EQUAL, target=target.MOD, key=key, mod_revision=revision)
-        case _:
-            return target(result=target.EQUAL, target=target.VALUE, key=key, value=compare.value)
-
-
-def _op(op: Op) -> Any:
-    match op:
-        case PutOp():
-            return etcdrpc.RequestOp(request_put=_put(op))
-        case DeleteOp(key):
-            return etcdrpc.RequestOp(request_delete_range=etcdrpc.DeleteRangeRequest(key=key.encode()))
-        case _:
-            return etcdrpc.RequestOp(request_range=etcdrpc.RangeRequest(key=op.key.encode()))
-
-
-def _gets(responses: Any) -> tuple[Item | None, ...]:
-    ranges: builtins.list[Any] = [r.response_range for r in responses if r.WhichOneof("response") == "response_range"]
-    return tuple(to_item(r.kvs[0]) if r.kvs else None for r in ranges)

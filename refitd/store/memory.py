@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from refitd.errors import InputError, LeaseLost, StoreUnavailable
 from refitd.store.base import (
     Compare,
+    Counts,
     CreateRevision,
     Deleted,
     DeleteOp,
@@ -27,7 +28,7 @@ from refitd.store.base import (
     Resync,
     TxnResult,
     check_key,
-    check_ops,
+    check_txn,
 )
 
 Clock = Callable[[], float]
@@ -103,31 +104,32 @@ class MemoryStore:
         self._compacted = 0  # the newest revision that a watch can no longer read
         self._watches: set[MemoryWatch] = set()
         self._closed = False
+        self.counts = Counts()
 
     # the Store protocol
 
     def get(self, key: str) -> Item | None:
         """The key as it is now, or None."""
         check_key("get.key", key)
-        with self._open():
+        with self._open("get"):
             return self._items.get(key)
 
     def list(self, prefix: str) -> tuple[list[Item], int]:
         """All items below ``prefix``, by key, and the revision."""
-        with self._open():
+        with self._open("list"):
             return self._below(prefix), self._revision
 
     def put(self, key: str, value: bytes, lease: Lease | None = None) -> int:
         """Write; the revision it got. Raises LeaseLost."""
-        return self.txn((), (PutOp(key, value, lease),)).revision
+        check_key("put.key", key)
+        with self._open("put"):
+            self._apply((PutOp(key, value, lease),))
+            return self._revision
 
     def txn(self, compares: Sequence[Compare], then: Sequence[Op], otherwise: Sequence[Op] = ()) -> TxnResult:
         """Do ``then`` when every compare holds, else ``otherwise``, as one change with one revision."""
-        check_ops("then", then)
-        check_ops("otherwise", otherwise)
-        for part in (*compares, *then, *otherwise):
-            check_key("txn.key", part.key)
-        with self._open():
+        check_txn(compares, then, otherwise)
+        with self._open("txn"):
             ok = all(self._holds(compare) for compare in compares)
             items = self._apply(then if ok else otherwise)
             return TxnResult(ok, self._revision, items)
@@ -136,7 +138,7 @@ class MemoryStore:
         """A new lease of exactly ``ttl_seconds``."""
         if ttl_seconds <= 0:
             raise InputError("grant.ttl_seconds", "more than 0", str(ttl_seconds))
-        with self._open():
+        with self._open("grant"):
             lease = MemoryLease(self, next(self._lease_ids), ttl_seconds)
             self._deadlines[lease.id] = self._clock() + ttl_seconds
             self._changed.notify_all()
@@ -144,7 +146,7 @@ class MemoryStore:
 
     def watch(self, prefix: str, from_revision: int = 0) -> MemoryWatch:
         """Changes with revision ``from_revision`` and later; 0 starts with a Resync."""
-        with self._open():
+        with self._open("watch"):
             watch = MemoryWatch(self, prefix, from_revision)
             self._watches.add(watch)
             return watch
@@ -158,7 +160,7 @@ class MemoryStore:
 
     def compact(self, revision: int) -> None:
         """Forget the history up to and including ``revision``."""
-        with self._open():
+        with self._open("compact"):
             self._compacted = max(self._compacted, min(revision, self._revision))
             while self._history and self._history[0][0] <= self._compacted:
                 self._history.popleft()
@@ -166,12 +168,12 @@ class MemoryStore:
     # leases
 
     def _renew(self, lease_id: int, ttl: float) -> None:
-        with self._open():
+        with self._open("keepalive"):
             self._need_lease(lease_id)
             self._deadlines[lease_id] = self._clock() + ttl
 
     def _revoke(self, lease_id: int) -> None:
-        with self._open():
+        with self._open("revoke"):
             if self._deadlines.pop(lease_id, None) is not None:
                 self._drop(lease_id)
 
@@ -191,11 +193,12 @@ class MemoryStore:
     # everything below runs under the lock
 
     @contextmanager
-    def _open(self) -> Iterator[None]:
+    def _open(self, kind: str) -> Iterator[None]:
         """The lock, after leases that are due have ended. Raises StoreUnavailable after close()."""
         with self._changed:
             if self._closed:
                 raise StoreUnavailable("the store was closed")
+            self.counts.add(kind)
             self._expire()
             yield
 

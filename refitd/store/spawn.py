@@ -20,7 +20,7 @@ from typing import Literal
 
 from refitd.errors import ConfigError, StoreUnavailable
 from refitd.store._child import Child
-from refitd.store._etcd_channel import Credentials
+from refitd.store._etcd_endpoint import Credentials
 from refitd.store.etcd import EtcdStore
 
 Prefer = Literal["path", "distro"]

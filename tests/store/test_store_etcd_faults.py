@@ -18,8 +18,9 @@ import pytest
 
 from refitd.errors import ConfigError, PermissionDenied, StoreTimeout, StoreUnavailable, Unauthenticated
 from refitd.store import Deleted, DeleteOp, Event, Item, Put, Resync, _etcd_watch, open_store, spawn, spawn_etcd
-from refitd.store._etcd_channel import etcdrpc, parse_addresses, resolve, translate
-from refitd.store._etcd_watch import key_range
+from refitd.store._etcd_codec import key_range
+from refitd.store._etcd_endpoint import Credentials, Endpoint, etcdrpc, parse_addresses
+from refitd.store._etcd_errors import translate
 from refitd.store.spawn import EtcdProcess, SpawnedStore, find_etcd
 
 
@@ -321,12 +322,14 @@ def test_what_an_error_says_about_the_outcome(code: Any, detail: str, write: boo
 
 
 def test_addresses() -> None:
-    """Several addresses become one gRPC target, names are resolved, IPv4 goes first."""
+    """Literal addresses are given to gRPC as such, names are resolved by it; a name that is none is said."""
     assert parse_addresses("10.0.0.1:2379,[::1]:1") == [("10.0.0.1", 2379), ("::1", 1)]
-    assert resolve([("10.0.0.1", 2379), ("10.0.0.2", 2380)]) == "ipv4:10.0.0.1:2379,10.0.0.2:2380"
-    assert resolve([("::1", 1)]) == "ipv6:[::1]:1"
-    with pytest.raises(StoreUnavailable, match=r"no etcd address resolves: nowhere\.invalid"):
-        resolve([("nowhere.invalid", 1)])
+    targets = [Endpoint(host, 1, Credentials())._target() for host in ("10.0.0.1", "::1", "etcd-0.example")]
+    assert targets == ["ipv4:10.0.0.1:1", "ipv6:[::1]:1", "dns:///etcd-0.example:1"]
+    store = open_store("etcd://nowhere.invalid:1", request_timeout=0.5)
+    with pytest.raises(StoreUnavailable, match=r"nowhere\.invalid"):
+        store.put("k", b"")
+    store.close()
 
 
 @pytest.mark.parametrize("url", ["etcd://", "etcd://host", "etcd://host:0", "etcd://a:1,b", "http://a:1", "memory://x"])
