@@ -1,21 +1,18 @@
-"""From a rank's segments to boxes of tensors: which grains, of which tensor, seen through which two pieces."""
+"""From a rank's segments to boxes of tensors: which grains, of which tensor, and the box of each."""
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
-from refitd.errors import ProofError
-from refitd.layout.box import Ints
+from refitd.layout.box import Bools, Ints
 from refitd.plan.canon import Ranks
-from refitd.plan.classes import Classes, pad
+from refitd.plan.classes import Classes
 from refitd.plan.cutting import Cutting
 from refitd.plan.flows import NEAR_FABRIC, NEAR_PEER
-from refitd.plan.laid import Laid
 from refitd.plan.lines import PARTS, Lines
-from refitd.plan.ranksets import SetTable, ends, product, ragged
+from refitd.plan.ranksets import SetTable, ends, product, ragged, stable_order
 from refitd.plan.relays import hops
 
 
@@ -77,56 +74,118 @@ def _passed(cutting: Cutting, sets: SetTable, ranks: Ranks, at: Ints, to: int) -
 
 
 class Grains(NamedTuple):
-    """Rows of boxes: ``delivery``; ``want`` (number in `Classes`); the box ``lo``, ``hi`` (N, D); ``phase`` of the
-    order; ``stage``: 0 from holders, 2 for each hop of a chain of relays, and 1 more where it is spread inside a
-    domain."""
+    """What deliveries are made of: grains that follow each other in one delivery are a *unit*, one box of many tensors.
 
-    delivery: Ints
-    entry: Ints
+    Of each grain: its ``unit``; ``want`` (number in `Classes`); ``phase`` of the order; ``stage``: 0 from holders, 2
+    for each hop of a chain of relays, and 1 more where it is spread inside a domain. Boxes are in the order of their
+    units, which have one or several: ``box_unit``, ``delivery``, ``entry``, ``lo``, ``hi`` (B, D).
+    """
+
+    unit: Ints
     want: Ints
     phase: Ints
     stage: Ints
+    box_unit: Ints
+    delivery: Ints
+    entry: Ints
     lo: Ints
     hi: Ints
+
+    def boxes(self, at: Ints, lo: Ints, hi: Ints) -> Grains:
+        """With these boxes instead: parts of the boxes ``at``, in order."""
+        return self._replace(box_unit=self.box_unit[at], delivery=self.delivery[at], entry=self.entry[at], lo=lo, hi=hi)
+
+
+class _Runs(NamedTuple):
+    """Runs of grains of one ``entry`` in a ``delivery``: ``grains`` from place ``first`` of the order on, the first of
+    them number ``start`` of all grains. Of these the bytes ``begin`` to ``end`` are meant; a grain has ``size``."""
+
+    delivery: Ints
+    entry: Ints
+    first: Ints
+    grains: Ints
+    start: Ints
+    begin: Ints
+    end: Ints
+    size: Ints
 
 
 def expand(lines: Lines, classes: Classes, cutting: Cutting, part: Ints, work: Deliveries) -> Grains:
     """The boxes of all deliveries. ``part`` (lines,): the thousandths that go by relay."""
-    spans, flows = cutting.spans, cutting.parcels.flows
-    span = cutting.parcels.span[work.parcel]
-    base = spans.offset[spans.first[span]]
+    flows, runs = cutting.parcels.flows, _runs(lines, cutting, work)
+    parcel, grains, parts = work.parcel[runs.delivery], lines.grains[runs.entry], lines.parts[runs.entry]
+    run = np.repeat(np.arange(len(runs.grains)), runs.grains)
+    place = (runs.first - runs.start)[run] + np.arange(len(run))
+    number = place + (grains * flows.place[parcel] // flows.of[parcel])[run]
+    number -= np.where(number >= grains[run], grains[run], 0)
+    several, slice_ = np.flatnonzero((parts > 1)[run]), np.zeros(len(run), np.int64)
+    number[several], slice_[several] = np.divmod(number[several], parts[run[several]])
+    fresh = _fresh(runs, several)
+    head = np.flatnonzero(fresh)
+    lo, hi = _part(lines, classes, runs.entry[run[head]], slice_[head])
+    whole = Grains(
+        np.cumsum(fresh) - 1, classes.first[lines.entry_class[runs.entry]][run] + number,
+        quotient(place * PARTS, grains[run]), _stages(lines, cutting, part, work, runs, run, place),
+        np.arange(len(head)), runs.delivery[run[head]], runs.entry[run[head]], lo, hi,
+    )  # fmt: skip
+    return _cut_inside(lines, classes, whole, *_inside(runs, run[head], head))
+
+
+def _stages(lines: Lines, cutting: Cutting, part: Ints, work: Deliveries, runs: _Runs, run: Ints, place: Ints) -> Ints:
+    """The stage of each grain, which is number ``place`` of the order in its ``run``."""
+    stage, parcel = work.spread[runs.delivery][run], work.parcel[runs.delivery]
+    late = np.flatnonzero((cutting.parcels.relay[parcel] == 1)[run])
+    flow, entry = parcel[run[late]], runs.entry[run[late]]
+    stage[late] += 2 * hops(lines, part, cutting.parcels.flows, flow, entry, place[late])
+    return stage
+
+
+def _runs(lines: Lines, cutting: Cutting, work: Deliveries) -> _Runs:
+    spans = cutting.spans
+    base = spans.offset[spans.first[cutting.parcels.span[work.parcel]]]
     low = np.searchsorted(spans.offset, base + work.start, side="right") - 1
     high = np.searchsorted(spans.offset, base + work.stop, side="left")
-    run, place = ragged(high - low)
-    row = low[run] + place
+    delivery, place = ragged(high - low)
+    row = low[delivery] + place
     keep = spans.length[row] > 0
-    run, row = run[keep], row[keep]
+    delivery, row = delivery[keep], row[keep]
     entry = spans.entry[row]
     size = lines.grain_bytes()[entry]
-    begin = np.maximum(base[run] + work.start[run] - spans.offset[row], 0)
-    end = np.minimum(base[run] + work.stop[run], spans.offset[row + 1]) - spans.offset[row]
-    first, last = begin // size, -(-end // size)
-    unit, step = ragged(last - first)
-    grain = first[unit] + step
-    place = spans.grain[row[unit]] + grain
-    parcel = work.parcel[run[unit]]
-    entry, size = entry[unit], size[unit]
-    turn = lines.grains[entry] * flows.place[parcel] // flows.of[parcel]
-    number = (place + turn) % lines.grains[entry]
-    tensor, slice_ = np.divmod(number, lines.parts[entry])
+    begin = np.maximum((base + work.start)[delivery] - spans.offset[row], 0)
+    end = np.minimum((base + work.stop)[delivery], spans.offset[row + 1]) - spans.offset[row]
+    first = begin // size
+    count = -(-end // size) - first
+    begin, end = begin - first * size, end - first * size
+    return _Runs(delivery, entry, spans.grain[row] + first, count, ends(count)[:-1], begin, end, size)
+
+
+def _fresh(runs: _Runs, several: Ints) -> Bools:
+    """Which grains begin a unit: the first of a run, one of ``several`` of a tensor, and whole ones beside cut ones."""
+    fresh = np.zeros(int(runs.grains.sum()), dtype=bool)
+    real, stop = runs.grains > 0, runs.start + runs.grains
+    fresh[runs.start[real]] = True
+    fresh[several] = True
+    fresh[runs.start[(runs.begin > 0) & (runs.grains > 1)] + 1] = True
+    fresh[stop[real & (runs.end < runs.grains * runs.size)] - 1] = True
+    return fresh
+
+
+def _inside(runs: _Runs, run: Ints, head: Ints) -> tuple[Ints, Ints, Ints]:
+    """Which bytes of the grains ``head`` are meant: (start, stop, size) of each."""
+    place, size = head - runs.start[run], runs.size[run]
+    stop = np.minimum(runs.end[run] - place * size, size)
+    return np.where(place > 0, 0, runs.begin[run]), stop, size
+
+
+def quotient(a: Ints, b: Ints) -> Ints:
+    """``a // b`` of numbers that are not negative: narrow ones divide several times as fast."""
+    if max(int(a.max(initial=0)), int(b.max(initial=0))) >> 32:
+        return a // b
+    return (a.astype(np.uint32) // b.astype(np.uint32)).astype(np.int64)
+
+
+def _part(lines: Lines, classes: Classes, entry: Ints, part: Ints) -> tuple[Ints, Ints]:
     cell = lines.entry_cell[entry]
-    lo, hi = _part(lines, classes, entry, cell, slice_)
-    want = classes.first[lines.entry_class[entry]] + tensor
-    stage = work.spread[run[unit]].copy()
-    late = np.flatnonzero(cutting.parcels.relay[parcel] == 1)
-    stage[late] += 2 * hops(lines, part, flows, parcel[late], entry[late], place[late])
-    whole = Grains(run[unit], entry, want, place * PARTS // lines.grains[entry], stage, lo, hi)
-    item = lines.cell_bytes[entry] // product(classes.hi - classes.lo)[cell]
-    inner = np.maximum(begin[unit] - grain * size, 0) // item, np.minimum(end[unit] - grain * size, size) // item
-    return _cut_inside(whole, inner[0], inner[1], size // item)
-
-
-def _part(lines: Lines, classes: Classes, entry: Ints, cell: Ints, part: Ints) -> tuple[Ints, Ints]:
     lo, hi = classes.lo[cell], classes.hi[cell]
     several = np.flatnonzero(lines.parts[entry] > 1)
     axis = lines.axis[entry[several]]
@@ -136,24 +195,43 @@ def _part(lines: Lines, classes: Classes, entry: Ints, cell: Ints, part: Ints) -
     return lo, hi
 
 
-def _cut_inside(grains: Grains, start: Ints, stop: Ints, elements: Ints) -> Grains:
-    """Replace boxes of which only the elements ``start`` to ``stop`` (row-major) are meant by the boxes of those."""
-    partial = np.flatnonzero((start > 0) | (stop < elements))
-    if not len(partial):
+def _cut_inside(lines: Lines, classes: Classes, grains: Grains, start: Ints, stop: Ints, size: Ints) -> Grains:
+    """Replace boxes of which only the bytes ``start`` to ``stop`` (row-major) are meant by the boxes of those."""
+    partial = np.flatnonzero((start > 0) | (stop < size))
+    cell = lines.entry_cell[grains.entry[partial]]
+    item = lines.cell_bytes[grains.entry[partial]] // product(classes.hi[cell] - classes.lo[cell])
+    return divide(grains, partial, start[partial] // item, stop[partial] // item)
+
+
+def divide(grains: Grains, at: Ints, start: Ints, stop: Ints) -> Grains:
+    """Replace the boxes ``at`` (sorted; a box may be there several times) by those of their elements ``start`` to
+    ``stop``, row-major."""
+    if not len(at):
         return grains
+    lo, hi = grains.lo[at], grains.hi[at]
+    inner = product(hi[:, 1:] - lo[:, 1:])
+    hi[:, 0] = lo[:, 0] + stop // inner
+    lo[:, 0] += start // inner
+    ragged_ = np.flatnonzero((start % inner > 0) | (stop % inner > 0))
     pieces = [
-        (at, lo, hi)
-        for at, a, b in zip(partial.tolist(), start[partial].tolist(), stop[partial].tolist(), strict=True)
-        for lo, hi in range_boxes(grains.lo[at].tolist(), grains.hi[at].tolist(), a, b)
+        (row, a, b)
+        for row in ragged_.tolist()
+        for a, b in range_boxes(
+            grains.lo[at[row]].tolist(), grains.hi[at[row]].tolist(), int(start[row]), int(stop[row])
+        )
     ]
-    keep = np.ones(len(start), dtype=bool)
-    keep[partial] = False
-    at = np.concatenate([np.flatnonzero(keep), np.array([p[0] for p in pieces], np.int64)])
-    dims = grains.lo.shape[1]
-    lo, hi = (np.array([p[i] for p in pieces], np.int64).reshape(len(pieces), dims) for i in (1, 2))
-    kept = grains.lo[keep], grains.hi[keep]
-    rows = Grains(*(column[at] for column in grains))
-    return rows._replace(lo=np.concatenate([kept[0], lo]), hi=np.concatenate([kept[1], hi]))
+    whole, even = np.ones(len(grains.lo), dtype=bool), np.ones(len(at), dtype=bool)
+    whole[at], even[ragged_] = False, False
+    even &= start < stop
+    kept, dims = np.flatnonzero(whole), lo.shape[1]
+    low, high = (np.array([p[k] for p in pieces], np.int64).reshape(len(pieces), dims) for k in (1, 2))
+    box = np.concatenate([kept, at[even], at[np.array([p[0] for p in pieces], np.int64)]])
+    order = stable_order(box)
+    return grains.boxes(
+        box[order],
+        np.concatenate([grains.lo[kept], lo[even], low])[order],
+        np.concatenate([grains.hi[kept], hi[even], high])[order],
+    )
 
 
 def range_boxes(lo: list[int], hi: list[int], start: int, stop: int) -> list[tuple[list[int], list[int]]]:
@@ -176,53 +254,3 @@ def range_boxes(lo: list[int], hi: list[int], start: int, stop: int) -> list[tup
     head = within(first - 1, start - (first - 1) * inner, inner) if start % inner else []
     body = [([lo[0] + first, *lo[1:]], [lo[0] + last, *hi[1:]])] if first < last else []
     return head + body + (within(last, 0, stop - last * inner) if stop % inner else [])
-
-
-class PieceIndex:
-    """Which piece of a rank an atom lies in."""
-
-    def __init__(self, laid: Laid) -> None:
-        self._laid = laid
-
-    @cached_property
-    def _codes(self) -> tuple[Ints, Ints, int]:
-        laid = self._laid
-        top = max([1, *(int(slots.max(initial=0)) + 1 for slots in laid.slots)])
-        codes, pieces = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-        base = self.form_base
-        for combo, number in enumerate(laid.form.tolist()):
-            form = laid.forms[number]
-            atom = np.repeat(np.arange(len(form.lo)), form.first[1:] - form.first[:-1]) + laid.atom[combo]
-            codes.append(atom * top + laid.slots[combo][form.slot])
-            pieces.append(form.piece + base[number])
-        joined = np.concatenate(codes)
-        order = np.argsort(joined, kind="stable")
-        return joined[order], np.concatenate(pieces)[order], top
-
-    @cached_property
-    def form_base(self) -> Ints:
-        """Where the pieces of each form begin among those of all forms."""
-        return ends(np.array([len(form.piece_lo) for form in self._laid.forms], np.int64))
-
-    @cached_property
-    def columns(self) -> tuple[Ints, Ints, Ints, Ints, Ints]:
-        """Of the pieces of all forms: part, lo, hi, offset, strides."""
-        forms = self._laid.forms
-        dims = max([1, *(form.lo.shape[1] for form in forms)])
-        none = np.zeros(0, np.int64)
-        return (
-            np.concatenate([none, *(form.piece_part for form in forms)]),
-            np.concatenate([np.zeros((0, dims), np.int64), *(pad(form.piece_lo, dims, 0) for form in forms)]),
-            np.concatenate([np.zeros((0, dims), np.int64), *(pad(form.piece_hi, dims, 1) for form in forms)]),
-            np.concatenate([none, *(form.piece_offset for form in forms)]),
-            np.concatenate([np.zeros((0, dims), np.int64), *(pad(form.piece_strides, dims, 0) for form in forms)]),
-        )
-
-    def find(self, atom: Ints, rank: Ints) -> Ints:
-        """Numbers of the pieces (of all forms) that hold ``atom`` (number over all combos) on ``rank``."""
-        codes, pieces, top = self._codes
-        wanted = atom * top + rank
-        at = np.minimum(np.searchsorted(codes, wanted), len(codes) - 1)
-        if (codes[at] != wanted).any():
-            raise ProofError("a rank is to move what it has no piece of")
-        return pieces[at]

@@ -47,7 +47,10 @@ def _order(shape: Ints, dst_strides: Ints) -> Ints:
     return np.argsort(np.where(shape > 1, dst_strides, np.int64(1) << 62), axis=1, kind="stable")
 
 
-def merge(shape: Ints, src_strides: Ints, dst_strides: Ints) -> tuple[Ints, Ints, Ints]:
+Merged = tuple[Ints, Ints, Ints]
+
+
+def merge(shape: Ints, src_strides: Ints, dst_strides: Ints) -> Merged:
     """Boxes (M, D) in two views as (level, inner, outer): how many merged dimensions there are; (extent, source stride,
     destination stride) of the innermost two, (M, 3) each."""
     order = _order(shape, dst_strides)

@@ -14,16 +14,17 @@ from refitd.layout.box import Ints
 from refitd.plan.content import Content
 from refitd.plan.cost import Bounds, bound_seconds, estimate, gather_broadcast, near_bound, network_bounds
 from refitd.plan.cutting import Cutting
-from refitd.plan.expand import PieceIndex, deliveries, expand
+from refitd.plan.ends import Ends
+from refitd.plan.expand import deliveries, expand
 from refitd.plan.flows import NET
 from refitd.plan.held import Held
 from refitd.plan.loads import Loads, count_loads, links
 from refitd.plan.program import Bucket, Program
 from refitd.plan.proof_rows import prove_rows
-from refitd.plan.ranksets import distinct, product
+from refitd.plan.ranksets import distinct
 from refitd.plan.reasons import reasons
-from refitd.plan.rows import Ends, Rows, limited, make_rows
-from refitd.plan.side_program import ITEM, Numbering, make_program, order_rows
+from refitd.plan.rows import Rows, limited, make_rows
+from refitd.plan.side_program import ITEM, Numbering, by_address, make_program, order_rows
 from refitd.plan.spans import WHOLE
 from refitd.plan.topology import Topology
 
@@ -182,7 +183,9 @@ class SidePlan:
             if number not in mine:
                 raise InputError("bucket ids", f"buckets that {rank} receives", str(number))
             at = chosen[mine[number].first : mine[number].last]
-            for want, lo, hi in zip(rows.want[at].tolist(), rows.lo[at].tolist(), rows.hi[at].tolist(), strict=True):
+            walk = rows.walk[at]
+            columns = rows.want[at], rows.walks.lo[walk], rows.walks.hi[walk]
+            for want, lo, hi in zip(*(column.tolist() for column in columns), strict=True):
                 tensor = int(classes.dst[want])
                 dims = len(side.forms[int(side.form[side.combo[tensor]])].shape)
                 name = side.side.tensors[int(side.tensor[tensor])]
@@ -198,8 +201,7 @@ class SidePlan:
     @cached_property
     def ends(self) -> Ends:
         """What programs are made from."""
-        c = self.content
-        return Ends(c.classes, c.lines, c.ranks, PieceIndex(c.classes.source), PieceIndex(c.classes.destination))
+        return Ends(self.content.classes, self.content.lines, len(self.ranks))
 
     def _made(self, rank: str) -> tuple[Program, Rows, Ints]:
         c = self.content
@@ -207,12 +209,13 @@ class SidePlan:
         work = deliveries(self.cutting, c.sets.table(), c.ranks, number)
         dtypes = c.lines.dtypes[self.cutting.parcels.flows.line[work.parcel]]
         dtypes = np.where(work.held > 0, dtypes % 64 * 65, dtypes)
-        item, half = ITEM[dtypes % 64], self.bucket_bytes // 16 * 8
+        item, numbering = ITEM[dtypes % 64], self._numbering
         grains = expand(c.lines, c.classes, self.cutting, self.part, work)
-        rows = make_rows(self.ends, work, limited(grains, item[grains.delivery], half))
-        prove_rows(self.ends, work, rows, number, whole=self.cutting.start == 0 and not self.unrecoverable)
-        nbytes = product(rows.table[:, 8:]) * item[rows.delivery]
-        order = order_rows(self._numbering, self._numbering.message(work, dtypes, rows), rows, nbytes)
+        rows = make_rows(self.ends, work, limited(grains, item[grains.delivery], numbering.half))
+        address = by_address(rows)
+        prove_rows(self.ends, work, rows, address, number, whole=self.cutting.start == 0 and not self.unrecoverable)
+        nbytes = rows.walks.volume() * item[rows.walks.delivery]
+        order = order_rows(numbering, numbering.edges(work, dtypes), rows, nbytes, address)
         sides = c.classes.source.side, c.classes.destination.side
         program, chosen = make_program(rank, self.digest, sides, c.ranks, work, rows, order)
         return program, rows, chosen

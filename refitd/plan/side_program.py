@@ -16,6 +16,7 @@ from refitd.layout.side import Side
 from refitd.plan.canon import Ranks
 from refitd.plan.expand import Deliveries
 from refitd.plan.laid import DTYPES
+from refitd.plan.lines import PARTS
 from refitd.plan.program import LINKS, Bucket, Program, StorageRef
 from refitd.plan.ranksets import distinct, stable_order
 from refitd.plan.rows import Rows
@@ -32,11 +33,14 @@ class Numbering(NamedTuple):
     half: int
     most: int
 
-    def message(self, work: Deliveries, dtypes: Ints, rows: Rows) -> Ints:
-        """The message of each row. ``dtypes``: of each delivery."""
+    def edges(self, work: Deliveries, dtypes: Ints) -> Ints:
+        """The part of each delivery's messages that is not their stage. ``dtypes``: of each delivery."""
         pair = np.searchsorted(self.pairs, dtypes)
-        edge = (work.src * self.ranks + work.dst) * len(self.pairs) + pair
-        return rows.stage * (self.ranks * self.ranks * len(self.pairs)) + edge[rows.delivery]
+        return (work.src * self.ranks + work.dst) * len(self.pairs) + pair
+
+    def messages(self, stage: Ints, edge: Ints) -> Ints:
+        """Numbers of messages."""
+        return stage * (self.ranks * self.ranks * len(self.pairs)) + edge
 
 
 class Order(NamedTuple):
@@ -47,16 +51,27 @@ class Order(NamedTuple):
     nbytes: Ints
 
 
-def order_rows(numbering: Numbering, message: Ints, rows: Rows, nbytes: Ints) -> Order:
-    """Put rows in order and number their buckets. Raises PlanError where the numbers would not fit a record."""
-    order = stable_order(rows.table[:, 5])
-    for key in (rows.table[:, 4], rows.phase, message):
-        order = order[stable_order(key[order])]
-    nbytes, number = nbytes[order], message[order]
-    fresh = np.append(True, number[1:] != number[:-1])[: len(number)]
+def by_address(rows: Rows) -> Ints:
+    """Rows by destination storage and offset."""
+    order = stable_order(rows.dst_offset)
+    return order[stable_order(rows.dst_storage[order])]
+
+
+def order_rows(numbering: Numbering, edges: Ints, rows: Rows, nbytes: Ints, address: Ints) -> Order:
+    """Put rows in order and number their buckets. ``edges``: of each delivery; ``nbytes``: of each walk; ``address``:
+    rows `by_address`. Raises PlanError where the numbers would not fit a record."""
+    known = distinct(edges)
+    edge = np.searchsorted(known, edges)[rows.walks.delivery]
+    message = rows.stage * len(known) + edge[rows.walk]
+    order = address[stable_order((message * PARTS + rows.phase)[address])]
+    nbytes, message = nbytes[rows.walk[order]], message[order]
+    starts = np.flatnonzero(np.append(True, message[1:] != message[:-1])[: len(message)])
+    sizes = np.diff(np.append(starts, len(message)))
     done = np.cumsum(nbytes) - nbytes
-    within = done - done[fresh][np.cumsum(fresh) - 1]
-    bucket = number * numbering.most + within // numbering.half
+    within = done - np.repeat(done[starts], sizes)
+    stage, place = np.divmod(message[starts], max(len(known), 1))
+    number = numbering.messages(stage, known[place])
+    bucket = np.repeat(number * numbering.most, sizes) + within // numbering.half
     if len(bucket) and int(bucket.max()) > codec.MAX_INT:
         raise PlanError(f"{int(bucket.max())} bucket numbers: a larger bucket_bytes is needed")
     return Order(order, bucket, nbytes)
@@ -70,35 +85,39 @@ def make_program(
     starts = np.flatnonzero(np.append(True, bucket[1:] != bucket[:-1])[: len(bucket)])
     sizes = np.diff(np.append(starts, len(bucket)))
     head = order.row[starts]
-    src, dst = work.src[rows.delivery[head]], work.dst[rows.delivery[head]]
+    delivery = rows.walks.delivery[rows.walk[head]]
+    src, dst = work.src[delivery], work.dst[delivery]
     me = int(ranks.numbers([key])[0])
     turn = (np.where(src == me, dst, src) - me) % len(ranks.keys)
     run = np.lexsort((bucket[starts], turn, rows.phase[head], rows.stage[head]))
     sizes, last = sizes[run], np.cumsum(sizes[run])
     place = np.repeat(starts[run] - last + sizes, sizes) + np.arange(len(bucket))
     total = np.add.reduceat(order.nbytes, starts)[run] if len(starts) else starts
-    link = work.link[rows.delivery[head[run]]]
-    columns = (bucket[starts[run]], src[run], dst[run], link, rows.stage[head[run]], total, last - sizes, last)
-    buckets = tuple(
-        Bucket(number, ranks.keys[s], ranks.keys[d], LINKS[way], stage, size, first, stop)
-        for number, s, d, way, stage, size, first, stop in zip(*(c.tolist() for c in columns), strict=True)
-    )
+    names = ([ranks.keys[number] for number in column[run].tolist()] for column in (src, dst))
+    link = [LINKS[number] for number in work.link[delivery[run]].tolist()]
+    numbers = (column.tolist() for column in (bucket[starts[run]], rows.stage[head[run]], total, last - sizes, last))
+    number, stage, nbytes, first, stop = numbers
+    buckets = tuple(map(Bucket._make, zip(number, *names, link, stage, nbytes, first, stop, strict=True)))
     chosen = order.row[place]
-    moves, storages = _with_storages(sides, ranks, work, rows.table[chosen], rows.delivery[chosen])
+    moves, storages = _with_storages(sides, ranks, work, rows, chosen)
     return Program(key, digest, buckets, moves, storages), chosen
 
 
 def _with_storages(
-    sides: tuple[Side, Side], ranks: Ranks, work: Deliveries, table: Ints, delivery: Ints
+    sides: tuple[Side, Side], ranks: Ranks, work: Deliveries, rows: Rows, chosen: Ints
 ) -> tuple[Ints, Sequence[StorageRef]]:
     """The move table with storages of its own numbering, and those storages."""
-    count = max(len(side.storages) for side in sides)
-    src = (work.held * len(ranks.keys) + work.src)[delivery] * count + table[:, 0]
-    dst = (len(ranks.keys) + work.dst)[delivery] * count + table[:, 4]
-    used = distinct(np.concatenate([src, dst]))
-    table[:, 0], table[:, 4] = np.searchsorted(used, src), np.searchsorted(used, dst)
-    table.flags.writeable = False
-    return table, StorageRefs(sides, ranks, *np.divmod(used, count))
+    walk, delivery, count = rows.walk[chosen], rows.walks.delivery, max(len(side.storages) for side in sides)
+    ends = (work.held * len(ranks.keys) + work.src, rows.src_storage), (len(ranks.keys) + work.dst, rows.dst_storage)
+    code = np.concatenate([(owner[delivery] * count)[walk] + storage[chosen] for owner, storage in ends])
+    order = stable_order(code)
+    ordered = code[order]
+    fresh = np.append(True, ordered[1:] != ordered[:-1])[: len(code)]
+    number = np.empty_like(code)
+    number[order] = np.cumsum(fresh) - 1
+    moves = rows.table(chosen, number[: len(chosen)], number[len(chosen) :])
+    moves.flags.writeable = False
+    return moves, StorageRefs(sides, ranks, *np.divmod(ordered[fresh], count))
 
 
 class StorageRefs(Sequence[StorageRef]):

@@ -14,12 +14,13 @@ from refitd.errors import ProofError
 from refitd.plan import SidePlan, plan_sides
 from refitd.plan.content import Content
 from refitd.plan.cutting import Cutting, Segments
-from refitd.plan.expand import deliveries, expand
+from refitd.plan.expand import Deliveries, deliveries, expand
 from refitd.plan.flows import NET
 from refitd.plan.proof_lines import prove_content, prove_cuts
 from refitd.plan.proof_rows import prove_rows
 from refitd.plan.rows import Rows, make_rows
 from refitd.plan.side_plan import Core
+from refitd.plan.side_program import by_address
 
 NONE = np.zeros(0, np.int64)
 
@@ -176,37 +177,95 @@ def test_wrong_views_are_caught() -> None:
             plan_sides(source, wrong, TINY)
 
 
-def shift(rows: Rows, column: int, by: int) -> Rows:
-    table = rows.table.copy()
-    table[np.flatnonzero((table[:, 8:] > 1).all(axis=1))[0], column] += by
-    return rows._replace(table=table)
+def walk(name: str, change: Callable[[np.ndarray], np.ndarray]) -> Callable[[Rows], Rows]:
+    """Another column of what rows of many tensors have in common."""
+    return lambda rows: rows._replace(walks=rows.walks._replace(**{name: change(getattr(rows.walks, name))}))
+
+
+def row(name: str) -> Callable[[Rows], Rows]:
+    """One more in the last row of a column."""
+
+    def changed(rows: Rows) -> Rows:
+        column = getattr(rows, name).copy()
+        column[-1] += 1
+        return rows._replace(**{name: column})
+
+    return changed
+
+
+def step(column: int) -> Callable[[Rows], Rows]:
+    """One more in a step of the first walk of several rows and columns."""
+
+    def changed(steps: np.ndarray) -> np.ndarray:
+        steps = steps.copy()
+        steps[np.flatnonzero((steps[:, 4:] > 1).all(axis=1))[0], column] += 1
+        return steps
+
+    return walk("steps", changed)
+
+
+def take(rows: Rows, at: np.ndarray) -> Rows:
+    return Rows(rows.walks, *(column[at] for column in rows[1:]))
+
+
+def without_one(rows: Rows) -> Rows:
+    """Without a row whose walk has others."""
+    at = np.flatnonzero(rows.walk[1:] == rows.walk[:-1])[0]
+    return take(rows, np.delete(np.arange(len(rows.want)), at))
 
 
 ROW_FAULTS: dict[str, Callable[[Rows], Rows]] = {
-    "source offset": lambda rows: shift(rows, 1, 1),
-    "source stride": lambda rows: shift(rows, 2, 1),
-    "source storage": lambda rows: shift(rows, 0, 1),
-    "destination offset": lambda rows: shift(rows, 5, 1),
-    "destination storage": lambda rows: shift(rows, 4, 1),
-    "fewer rows": lambda rows: shift(rows, 8, 1),
-    "more columns": lambda rows: shift(rows, 9, 1),
-    "dropped": lambda rows: rows.take(np.arange(1, len(rows.want))),
-    "twice": lambda rows: rows.take(np.append(np.arange(len(rows.want)), 0)),
+    "source storage": row("src_storage"),
+    "source offset": row("src_offset"),
+    "destination storage": row("dst_storage"),
+    "destination offset": row("dst_offset"),
+    "source stride": step(0),
+    "source step": step(1),
+    "destination stride": step(2),
+    "destination step": step(3),
+    "more rows": step(4),
+    "more columns": step(5),
+    "dropped": without_one,
+    "dropped with its walk": lambda rows: take(rows, np.flatnonzero(rows.walk != rows.walk[0])),
+    "twice": lambda rows: take(rows, np.append(np.arange(len(rows.want)), 0)),
     "another tensor": lambda rows: rows._replace(want=np.roll(rows.want, 1)),
-    "another piece": lambda rows: rows._replace(dst_piece=np.roll(rows.dst_piece, 7)),
-    "another box": lambda rows: rows._replace(lo=rows.lo + 1, hi=rows.hi + 1),
+    "no tensor": lambda rows: rows._replace(want=rows.want - 10**6),
+    "another walk": lambda rows: rows._replace(walk=np.roll(rows.walk, 1)),
+    "another source piece": walk("src_piece", lambda piece: np.roll(piece, 7)),
+    "another piece": walk("dst_piece", lambda piece: np.roll(piece, 7)),
+    "another sender and receiver": walk("delivery", lambda delivery: np.roll(delivery, 7)),
+    "another box": lambda rows: walk("hi", lambda hi: hi + 1)(walk("lo", lambda lo: lo + 1)(rows)),
+    "a smaller box": walk("hi", lambda hi: hi - 1),
 }
+
+
+def rows_of(plan: SidePlan, number: int) -> tuple[Deliveries, Rows]:
+    content = plan.content
+    work = deliveries(plan.cutting, content.sets.table(), content.ranks, number)
+    return work, make_rows(plan.ends, work, expand(content.lines, content.classes, plan.cutting, plan.part, work))
 
 
 @pytest.mark.parametrize("fault", ROW_FAULTS)
 def test_a_planted_fault_in_the_rows_of_a_rank_is_caught(plan: SidePlan, fault: str) -> None:
     """Each kind of wrong row fails the rank's own proof."""
-    content, number = plan.content, 3
-    work = deliveries(plan.cutting, content.sets.table(), content.ranks, number)
-    rows = make_rows(plan.ends, work, expand(content.lines, content.classes, plan.cutting, plan.part, work))
-    prove_rows(plan.ends, work, rows, number, whole=True)
+    work, rows = rows_of(plan, 3)
+    prove_rows(plan.ends, work, rows, by_address(rows), 3, whole=True)
+    wrong = ROW_FAULTS[fault](rows)
     with pytest.raises(ProofError):
-        prove_rows(plan.ends, work, ROW_FAULTS[fault](rows), number, whole=True)
+        prove_rows(plan.ends, work, wrong, by_address(wrong), 3, whole=True)
+
+
+def test_the_proof_does_not_rely_on_the_order_of_rows(plan: SidePlan) -> None:
+    """Any order of all rows will do; a row that is missing in it or is there twice is caught."""
+    work, rows = rows_of(plan, 3)
+    order = by_address(rows)
+    prove_rows(plan.ends, work, rows, order[::-1], 3, whole=True)
+    received = np.flatnonzero(work.dst[rows.walks.delivery[rows.walk]][order] == 3)
+    shorter, repeated = np.delete(order, received[0]), order.copy()
+    repeated[received[1]] = order[received[0]]
+    for wrong in (shorter, repeated, np.append(order, order[received[0]])):
+        with pytest.raises(ProofError, match="where they are put in order"):
+            prove_rows(plan.ends, work, rows, wrong, 3, whole=True)
 
 
 def test_a_core_can_be_proven_again(plan: SidePlan) -> None:
