@@ -10,6 +10,7 @@ from refitd.daemon.mount import mount
 from refitd.daemon.rank import LocalRank
 from refitd.daemon.turn import Built
 from refitd.epoch.records import Lane, PubId
+from refitd.epoch.release import published
 from refitd.errors import TransportError
 from refitd.hook.memfd import create_document
 from refitd.plan import Held, Plan, Program, make_plan
@@ -106,14 +107,13 @@ class Attempt:
         ranks, program = self._driver.context.ranks, self._programs[key]
         own, handle = ranks[key], self._built.handles[key]
         mount(own, own, writable=not own.trains)  # an engine serves today what it receives into tomorrow
-        words = {key: own.own_word}
+        words = {key: own.own_word if key in self.members else self._source_word(own, key)}
         for source in {b.src for b in program.receives() if b.link == "peer" and b.stage == 0}:
             lender = ranks.get(source)
-            word = lender.loan_word(self.publication) if lender else None
-            if lender is None or word is None:
-                raise TransportError((source, key), "the source does not hold the publication any more")
+            if lender is None:
+                raise TransportError((source, key), "the source is gone")
+            words[source] = self._source_word(lender, key)
             mount(own, lender, writable=False)
-            words[source] = word
         config = self._driver.context.config
         message = {
             **self._head("run"), "publication": list(self.publication), "words": words,
@@ -129,6 +129,21 @@ class Attempt:
             handle.send(message, [fd])
         finally:
             os.close(fd)
+
+    def _source_word(self, source: LocalRank, reader: str) -> int:
+        """The loan word of a rank that is read from. Raises TransportError where it does not hold the publication.
+
+        A trainer may have offered its next step since we prepared, while the records stood still: that word guards
+        other weights.
+        """
+        word = source.loan_word(self.publication)
+        if source.trains:
+            view = self._driver.context.agreement.view
+            offered = source.offer and published(view, source.offer.offer) == self.publication
+            word = source.offer.word if source.offer and offered else None
+        if word is None:
+            raise TransportError((source.key, reader), "the source does not hold the publication any more")
+        return word
 
     def _head(self, kind: str) -> dict[str, Any]:
         token, replica = self._built.token, self._driver.replica

@@ -103,13 +103,13 @@ class LocalRank:
         return SHADOW_LOAN if self.shadowed else LOAN
 
     def loan_word(self, publication: PubId) -> int | None:
-        """The loan word under which this rank's memory can be read as the publication; None where it cannot.
+        """The loan word under which an engine rank can be read as the publication; None where it cannot.
 
         A client that is about to change its memory sets dirty first and the word second, so the word is read before
         anything is asked about it: a word that was good then is the one that a reader will miss.
         """
         word = self._word()
-        return word if self.offer or self.holds(publication) else None
+        return word if self.holds(publication) else None
 
     def _word(self) -> int:
         if self.offer:

@@ -1,0 +1,47 @@
+"""What an attempt may read: a source's loan counts only for the publication that the attempt is about."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from refitd.daemon.attempt import Attempt
+from refitd.daemon.rank import LocalOffer, LocalRank
+from refitd.epoch.codec import encode
+from refitd.epoch.records import Lane, Offer, PubId, Publication
+from refitd.epoch.view import View
+from refitd.errors import TransportError
+from refitd.hook.page import ControlPage
+
+KEY = "trainer/run1/0"
+OFFERED = Offer(KEY, "life", "run1", 1, 41)
+PUBLISHED = PubId(1, 7)
+
+
+def source(offer: Offer | None, word: int) -> LocalRank:
+    """A trainer rank whose open offer is ``offer``."""
+    session = cast(Any, SimpleNamespace(key=KEY))
+    rank = LocalRank(session, cast(Any, None), "digest", "trainer", ControlPage.create())
+    rank.offer = LocalOffer(offer, word, 0.0) if offer else None
+    return rank
+
+
+@pytest.fixture
+def attempt() -> Attempt:
+    """An attempt at the publication of step 41."""
+    view = View()
+    view.put("publication", encode(Publication(1, 41, (OFFERED,))), 7, 7)
+    context = SimpleNamespace(node="a", agreement=SimpleNamespace(view=view), ranks={})
+    driver = SimpleNamespace(context=context, replica="r0")
+    built = SimpleNamespace(handles={}, plan=None, program=None)
+    return Attempt(cast(Any, driver), Lane("r0", (), (), (), (), ""), cast(Any, built), cast(Any, None), PUBLISHED)
+
+
+def test_i6_a_trainer_that_offered_anew_is_not_read_as_the_old_publication(attempt: Attempt) -> None:
+    """While the store is away records stand still and trainers go on: step 44's word must not guard step 41."""
+    assert attempt._source_word(source(OFFERED, 5), "engine/r0/0") == 5
+    for rank in (source(Offer(KEY, "life", "run1", 4, 44), 8), source(None, 9)):
+        with pytest.raises(TransportError, match="does not hold the publication any more"):
+            attempt._source_word(rank, "engine/r0/0")
