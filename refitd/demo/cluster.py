@@ -1,30 +1,31 @@
-"""The four node daemons and their etcd: started, asked, signalled and restarted."""
+"""The node daemons: started, asked, signalled and restarted."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import secrets
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from refitd.hook.wire import Connection
-from refitd.store.spawn import EtcdProcess, spawn_etcd
+from refitd.hook.admin import ask
+from refitd.store.spawn import spawn_etcd
 
 TRAINER_NODES = ("a", "b")
 ENGINE_NODES = ("c", "d")
 NODES = TRAINER_NODES + ENGINE_NODES
 
 # Runs in the child before the daemon: the kernel shall kill it when the driver ends.
-_LAUNCH = (
+LAUNCH = (
     "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); "
-    "os.getppid() == int(sys.argv[1]) or sys.exit(1); os.execv(sys.argv[2], sys.argv[2:])"
+    "os.getppid() == int(sys.argv[1]) or sys.exit(1); os.execvp(sys.argv[2], sys.argv[2:])"
 )
 _CONFIG = """\
 [node]
@@ -37,13 +38,50 @@ socket = "{socket}"
 [metrics]
 listen = "127.0.0.1:0"
 [data]
-host = "127.0.0.1"
-port = 0
+{data}
 secret_file = "{secret}"
 [log]
 level = "info"
 format = "json"
 """
+
+
+class Wiring(Protocol):
+    """What connects daemons: the store, and the network that each of them lives in."""
+
+    def store(self, node: str) -> str:
+        """The store's URL as the node's daemon sees it."""
+
+    def data(self, node: str) -> dict[str, str | int]:
+        """Keys of the node's ``[data]`` section: its address."""
+
+    def enter(self, node: str) -> Sequence[str]:
+        """What comes before the daemon's command."""
+
+    def close(self) -> None:
+        """End the store."""
+
+
+class Loopback:
+    """Everything on 127.0.0.1, and an etcd of our own."""
+
+    def __init__(self) -> None:
+        self._etcd = spawn_etcd(prefer="distro")
+
+    def store(self, node: str) -> str:
+        del node
+        return self._etcd.url
+
+    def data(self, node: str) -> dict[str, str | int]:
+        del node
+        return {"host": "127.0.0.1", "port": 0}
+
+    def enter(self, node: str) -> Sequence[str]:
+        del node
+        return ()
+
+    def close(self) -> None:
+        self._etcd.stop()
 
 
 @dataclass
@@ -52,6 +90,7 @@ class Daemon:
 
     name: str
     folder: Path
+    enter: Sequence[str] = ()
     process: subprocess.Popen[bytes] | None = None
     down: bool = False
 
@@ -72,11 +111,11 @@ class Daemon:
         environ = dict(os.environ)
         if failpoints is not None:
             environ["REFITD_FAILPOINTS"] = str(failpoints)
-        launch = [sys.executable, "-I", "-S", "-c", _LAUNCH, str(os.getpid())]
+        launch = [sys.executable, "-I", "-S", "-c", LAUNCH, str(os.getpid())]
         command = [sys.executable, "-m", "refitd.cli", "run", "--config", str(self.folder / "refitd.toml")]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [*launch, *command],
+                [*launch, *self.enter, *command],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -96,72 +135,52 @@ class Daemon:
             return sock.connect_ex(str(self.socket)) == 0
 
     def status(self) -> dict[str, Any]:
-        """What ``refitd status`` shows. Raises OSError, EOFError or TimeoutError where it does not answer."""
-        sock = socket.socket(socket.AF_UNIX)
-        connection = Connection(sock)
-        with contextlib.closing(connection):
-            sock.settimeout(2)
-            sock.connect(str(self.socket))
-            hello = {
-                "proto": 1,
-                "client": "refitd demo",
-                "side": "admin",
-                "job": "",
-                "group": "",
-                "rank": 0,
-                "world": 1,
-            }
-            _call(connection, {"id": 1, "method": "hello", "incarnation": "demo", **hello})
-            answer: dict[str, Any] = _call(connection, {"id": 2, "method": "status"})
-            return answer
-
-
-def _call(connection: Connection, request: dict[str, Any]) -> dict[str, Any]:
-    connection.send(request)
-    while True:
-        answer, fds = connection.receive(timeout=2)
-        for fd in fds:
-            os.close(fd)
-        if answer.get("id") == request["id"]:
-            return answer
+        """What ``refitd status`` shows. Raises DaemonUnavailable where it does not answer."""
+        return ask("status", str(self.socket), timeout=2)
 
 
 @dataclass
 class Cluster:
-    """Etcd and a daemon for each node, under one folder."""
+    """A daemon for each node, under one folder, and what connects them."""
 
     folder: Path
-    etcd: EtcdProcess
+    wiring: Wiring
     failpoints: Path | None
     daemons: dict[str, Daemon] = field(default_factory=dict)
 
     @classmethod
-    def start(cls, folder: Path, failpoints: Path | None) -> Cluster:
+    def start(
+        cls, folder: Path, failpoints: Path | None, wiring: Wiring | None = None, nodes: Sequence[str] = NODES
+    ) -> Cluster:
         """Start everything; daemons come up on their own time (`Daemon.answers`). Raises StoreUnavailable."""
         secret = folder / "secret"
         secret.touch(mode=0o600)
         secret.write_text(secrets.token_hex(16))
-        cluster = cls(folder, spawn_etcd(prefer="distro"), failpoints)
-        for name in NODES:
+        cluster = cls(folder, wiring or Loopback(), failpoints)
+        for name in nodes:
             cluster.daemons[name] = cluster._prepare(name, secret)
             cluster.daemons[name].start(failpoints)
         return cluster
 
     def _prepare(self, name: str, secret: Path) -> Daemon:
-        daemon = Daemon(name, self.folder / name)
+        daemon = Daemon(name, self.folder / name, self.wiring.enter(name))
         daemon.folder.mkdir()
-        text = _CONFIG.format(name=name, folder=daemon.folder, store=self.etcd.url, socket=daemon.socket, secret=secret)
+        data = "\n".join(f"{key} = {json.dumps(value)}" for key, value in self.wiring.data(name).items())
+        text = _CONFIG.format(
+            name=name, folder=daemon.folder, store=self.wiring.store(name), socket=daemon.socket, secret=secret,
+            data=data,
+        )  # fmt: skip
         (daemon.folder / "refitd.toml").write_text(text)
         return daemon
 
     def stop(self) -> None:
-        """Kill every daemon (its movers die with it) and end etcd."""
+        """Kill every daemon (its movers die with it) and end the store."""
         for daemon in self.daemons.values():
             if daemon.process is not None:
                 for pid in [daemon.pid, *descendants(daemon.pid)]:
                     kill(pid, signal.SIGKILL)
                 daemon.process.wait()
-        self.etcd.stop()
+        self.wiring.close()
 
 
 def movers(daemon: Daemon) -> list[int]:

@@ -101,7 +101,7 @@ class Fault:
         """Restart what was killed after a second; let what was stopped go on after 15 seconds."""
         if self.signal == "KILL":
             await asyncio.sleep(RESTART_SECONDS)
-            await _restart(targets, cluster, revive)
+            await restart(targets, cluster, revive)
         else:
             await asyncio.sleep(STOP_SECONDS)
             self._send(Signals.SIGCONT)
@@ -113,7 +113,8 @@ class Fault:
             kill(pid, number)
 
 
-async def _restart(targets: Targets, cluster: Cluster, revive: Revive) -> None:
+async def restart(targets: Targets, cluster: Cluster, revive: Revive) -> None:
+    """Begin new lives of all targets; on return daemons answer and clients are registered (or ended again)."""
     for daemon in targets.daemons:
         if daemon.process is not None:
             daemon.process.wait()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import time
 from collections.abc import Callable
@@ -197,8 +198,7 @@ async def until(condition: Callable[[], bool], changed: asyncio.Event, seconds: 
         if left <= 0:
             return False
         changed.clear()
-        try:
-            await asyncio.wait_for(changed.wait(), min(left, 0.25))
-        except TimeoutError:
-            continue
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(min(left, 0.25)):  # wait_for of Python 3.11 may swallow a cancellation
+                await changed.wait()
     return True

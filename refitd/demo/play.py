@@ -204,7 +204,7 @@ class Play:
     def _last_refits(self) -> list[dict[str, Any]]:
         found = []
         for daemon in self._scene.cluster.daemons.values():
-            with contextlib.suppress(OSError, EOFError, TimeoutError):
+            with contextlib.suppress(RefitdError):
                 if report := daemon.status()["jobs"].get(JOB, {}).get("last_refit"):
                     found.append(report)
         return found

@@ -6,29 +6,41 @@ import asyncio
 import contextlib
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from refitd.demo import engine, trainer
-from refitd.demo.cluster import NODES, TRAINER_NODES, Cluster, tail
+from refitd.demo.cluster import NODES, TRAINER_NODES, Cluster, Wiring, tail
 from refitd.demo.faults import FailpointServer
 from refitd.demo.ledger import Ledger
 from refitd.demo.nursery import Body, Nursery, Options
 from refitd.demo.parties import Client, Engine, Replica, Trainer, until
-from refitd.demo.shards import TRAINERS_PER_NODE
+from refitd.demo.shards import TENSOR_PARALLEL, TRAINERS_PER_NODE
 from refitd.demo.weights import Spec, Weights
+from refitd.errors import RefitdError
 from refitd.hook.wire import Connection, Message
 
 T = TypeVar("T", bound=Client)
 
 JOB = "demo"
 START_SECONDS = 60.0
-_ENGINES = (
-    ("r0", 0, "c", "in_place"),
-    ("r0", 1, "c", "in_place"),
-    ("r1", 0, "c", "host_shadow"),
-    ("r1", 1, "d", "host_shadow"),
+
+
+class Seat(NamedTuple):
+    """Where an engine rank runs, and how it takes new weights."""
+
+    replica: str
+    rank: int
+    node: str
+    mode: str
+
+
+ENGINES = (
+    Seat("r0", 0, "c", "in_place"),
+    Seat("r0", 1, "c", "in_place"),
+    Seat("r1", 0, "c", "host_shadow"),
+    Seat("r1", 1, "d", "host_shadow"),
 )
 
 
@@ -50,9 +62,16 @@ class Scene:
     """Cluster, clients and replicas. ``changed`` is set whenever any of them was heard of."""
 
     def __init__(
-        self, folder: Path, nursery: Nursery, ledger: Ledger, point: Callable[[dict[str, Any]], str] | None
+        self,
+        folder: Path,
+        nursery: Nursery,
+        ledger: Ledger,
+        point: Callable[[dict[str, Any]], str] | None,
+        seats: Sequence[Seat] = ENGINES,
+        wiring: Wiring | None = None,
     ) -> None:
         self.folder, self._nursery, self.ledger = folder, nursery, ledger
+        self._seats, self._wiring = seats, wiring
         self.changed = asyncio.Event()
         self.deaths: list[str] = []
         self.points = FailpointServer(folder / "failpoints.sock", point) if point else None
@@ -67,13 +86,16 @@ class Scene:
 
     # -- beginning
 
-    async def start(self) -> None:
-        """Start everything and wait until each client is registered. Raises TimeoutError."""
+    async def start(self, training: Options | None = None) -> None:
+        """Start everything and wait until each client is registered; ``training``: more options for trainers.
+
+        Raises TimeoutError.
+        """
         if self.points:
             await self.points.start()
-        self.cluster = Cluster.start(self.folder, self.points.path if self.points else None)
+        self.cluster = Cluster.start(self.folder, self.points.path if self.points else None, self._wiring)
         await self._wait("daemons", lambda: all(d.answers() for d in self.cluster.daemons.values()))
-        self._cast()
+        self._cast(training or {})
         for client in self.clients:
             self.launch(client)
         await self._wait("clients", lambda: all(client.ready for client in self.clients))
@@ -87,29 +109,24 @@ class Scene:
         """Whether every daemon knows of a lane for each replica: movers have started by then."""
         try:
             jobs = [daemon.status()["jobs"].get(JOB) for daemon in self.cluster.daemons.values()]
-        except (OSError, EOFError):
+        except RefitdError:
             return False
         lanes = [{lane["replica"] for lane in job["lanes"] if lane["members"]} if job else set() for job in jobs]
         return all(names == {replica.name for replica in self.replicas} for names in lanes)
 
-    def _cast(self) -> None:
+    def _cast(self, training: Options) -> None:
         world = TRAINERS_PER_NODE * len(TRAINER_NODES)
         for rank in range(world):
-            options = self._options(
-                "trainer", TRAINER_NODES[rank // TRAINERS_PER_NODE], rank=rank, world=world, run="run1", step=0
-            )
+            node = TRAINER_NODES[rank // TRAINERS_PER_NODE]
+            options = self._options("trainer", node, rank=rank, world=world, run="run1", step=0) | training
             self.trainers.append(self._client(Trainer, f"trainer {rank}", options))
-        for name in ("r0", "r1"):
-            engines = [
-                self._client(
-                    Engine,
-                    f"{name} rank {rank}",
-                    self._options("engine", node, replica=name, rank=rank, world=2, mode=mode),
-                )
-                for replica, rank, node, mode in _ENGINES
-                if replica == name
-            ]
+        for name in dict.fromkeys(seat.replica for seat in self._seats):
+            engines = [self._seat(seat) for seat in self._seats if seat.replica == name]
             self.replicas.append(Replica(name, engines, self.ledger))
+
+    def _seat(self, seat: Seat) -> Engine:
+        options = self._options("engine", **seat._asdict(), world=TENSOR_PARALLEL)
+        return self._client(Engine, f"{seat.replica} rank {seat.rank}", options)
 
     def _options(self, role: str, node: str, **more: Any) -> dict[str, Any]:
         points = str(self.points.path) if self.points else ""

@@ -7,6 +7,7 @@ import os
 from typing import Any
 
 import refitd
+from refitd.demo.drawn import Drawn
 from refitd.demo.model import Training, settle
 from refitd.demo.nursery import Options, tell
 from refitd.demo.shards import TRAINERS_PER_NODE, fill_shards, trainer_mesh, trainer_shards
@@ -17,12 +18,15 @@ from refitd.hook.wire import Connection, Message
 def run(options: Options, driver: Connection, spec: Spec, weights: Weights, ids: Any) -> None:
     """Serve commands until the driver hangs up.
 
-    ``options``: job, run, rank, world, socket, step (replayed before it reports ``ready``). Commands: ``step`` with
-    step, release and commit (seconds to wait).
+    ``options``: job, run, rank, world, socket, step (replayed before it reports ``ready``), and draws: the number of
+    the run, where weights are drawn for each step instead of trained. Commands: ``step`` with step, release and commit
+    (seconds to wait).
     """
     settle()
     os.environ["REFITD_SOCKET"] = options["socket"]
-    training = Training({name: w.clone() for name, w in weights.items()}, spec, ids)
+    start = {name: w.clone() for name, w in weights.items()}
+    draws = options.get("draws")
+    training = Drawn(start, draws) if draws else Training(start, spec, ids)
     training.advance(options["step"])
     shards = trainer_shards(training.weights, trainer_mesh(options["rank"] % TRAINERS_PER_NODE))
     trainer = refitd.connect_trainer(
@@ -35,7 +39,9 @@ def run(options: Options, driver: Connection, spec: Spec, weights: Weights, ids:
         _step(command, driver, trainer, training, shards)
 
 
-def _step(command: Message, driver: Connection, trainer: Any, training: Training, shards: dict[str, Any]) -> None:
+def _step(
+    command: Message, driver: Connection, trainer: Any, training: Drawn | Training, shards: dict[str, Any]
+) -> None:
     step = int(command["step"])
     loss = training.advance(step)
     fill_shards(shards, training.weights)

@@ -1,0 +1,161 @@
+"""Carries out faults: `begin` does it at once; what it returns undoes it, and waits for what it restarted."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
+from signal import Signals
+
+from refitd.demo.chaos.brake import Brake
+from refitd.demo.chaos.network import MEMBERS, Network
+from refitd.demo.chaos.schedule import NODES, Strike
+from refitd.demo.chaos.world import World
+from refitd.demo.cluster import kill, movers
+from refitd.demo.faults import Targets, restart
+from refitd.hook.admin import ask
+
+End = Callable[[], Awaitable[None]]
+DRAIN_SECONDS = 20.0
+
+
+class Nemesis:
+    """One strike on a world."""
+
+    def __init__(self, world: World, strike: Strike) -> None:
+        self._world, self.strike = world, strike
+        self._scene = world.scene
+        self.done = ""  # what was hit, as far as it was decided only then
+
+    def begin(self) -> End:
+        """Do it; returns what undoes it."""
+        verb, _, rest = self.strike.kind.partition(" ")
+        match verb:
+            case "kill":
+                return self._signal(Signals.SIGKILL, self._targets(rest))
+            case "stop":
+                return self._signal(Signals.SIGSTOP, self._targets(rest))
+            case "older":
+                return self._older_checkpoint()
+            case "etcd":
+                return self._etcd(rest)
+            case "drain":
+                return self._drain()
+        return self._cut(self._directions())
+
+    # Processes.
+
+    def _targets(self, what: str) -> Targets:
+        victim, clients, daemons = self.strike.victim, self._scene.clients, self._scene.cluster.daemons
+        if what in ("trainer", "engine"):
+            return Targets(victim, clients=[client for client in clients if client.name == victim])
+        daemon = daemons[victim]
+        if what == "mover":
+            mine = movers(daemon)
+            return Targets(f"a mover of {victim}", movers=[mine[self.strike.number % len(mine)]] if mine else [])
+        if what == "daemon":
+            return Targets(f"daemon {victim}", daemons=[daemon])
+        return Targets(f"node {victim}", [daemon], [client for client in clients if client.daemon is daemon])
+
+    def _signal(self, number: Signals, targets: Targets) -> End:
+        targets.mark(down=True)
+        pids = targets.pids()
+        for pid in pids:
+            kill(pid, number)
+
+        async def end() -> None:
+            if number is Signals.SIGKILL:
+                await restart(targets, self._scene.cluster, self._world.revive)
+            else:
+                for pid in pids:
+                    kill(pid, Signals.SIGCONT)
+                targets.mark(down=False)
+
+        return end
+
+    def _older_checkpoint(self) -> End:
+        targets = Targets("all trainers", clients=[client for client in self._scene.clients if client.trains])
+        end = self._signal(Signals.SIGKILL, targets)
+        self._world.next_run()
+        return end
+
+    # The network.
+
+    def _cut(self, cuts: Iterable[tuple[str, str]]) -> End:
+        network = self._world.network
+        made = [cut for cut in cuts if network.can_cut(*cut)]
+        for cut in made:
+            network.cut(*cut)
+        return _later(*[partial(network.heal, *cut) for cut in made])
+
+    def _directions(self) -> list[tuple[str, str]]:
+        kind, victim = self.strike.kind, self.strike.victim
+        if kind == "two nodes apart":
+            return _both_ways(*victim.split("|"))
+        others = MEMBERS if kind == "node without etcd" else (*NODES, *MEMBERS)
+        both = [cut for other in others for cut in _both_ways(victim, other)]
+        if kind == "node not heard":
+            return both[::2]
+        return both[1::2] if kind == "node hears nothing" else both
+
+    # The store.
+
+    def _etcd(self, what: str) -> End:
+        etcd = self._world.network.etcd
+        if what == "slow disk":
+            brake = Brake([etcd.pid(i) for i in range(len(MEMBERS))])
+            self.done = brake.name
+            return _later(brake.release)
+        leader = etcd.leader()
+        others = [i for i in range(len(MEMBERS)) if i != leader]
+        match what:
+            case "leader killed":
+                etcd.kill(leader)
+                return _later(partial(etcd.restart, leader))
+            case "leader stopped":
+                etcd.freeze(leader)
+                return _later(partial(etcd.thaw, leader))
+            case "quorum lost" if self.strike.number % 2:
+                for i in others:
+                    etcd.kill(i)
+                return _later(partial(_restart_all, self._world.network, others))
+            case "quorum lost":
+                for i in others:
+                    etcd.freeze(i)
+                return _later(*[partial(etcd.thaw, i) for i in others])
+        return self._cut(cut for other in (*NODES, *MEMBERS) for cut in _both_ways(MEMBERS[leader], other))
+
+    # Planned.
+
+    def _drain(self) -> End:
+        socket = str(self._scene.cluster.daemons[self.strike.victim].socket)
+        ask("drain", socket, cancel=False)
+
+        async def end() -> None:
+            deadline = time.monotonic() + DRAIN_SECONDS
+            while not (await asyncio.to_thread(ask, "drain", socket, cancel=False))["drained"]:
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"node {self.strike.victim} was not drained within {DRAIN_SECONDS:g} s")
+                await asyncio.sleep(0.1)
+            await asyncio.to_thread(ask, "drain", socket, cancel=True)
+
+        return end
+
+
+def _both_ways(one: str, other: str) -> list[tuple[str, str]]:
+    return [(one, other), (other, one)]
+
+
+def _later(*undo: Callable[[], None]) -> End:
+    async def end() -> None:
+        for step in undo:
+            await asyncio.to_thread(step)
+
+    return end
+
+
+def _restart_all(network: Network, members: list[int]) -> None:
+    for i in members:
+        network.etcd.restart(i, wait=False)
+    network.etcd.wait_healthy(members)
