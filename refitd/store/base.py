@@ -146,7 +146,7 @@ class Watch(Protocol):
 class Counts:
     """How many requests of each kind were sent: get, list, put, txn, grant, keepalive, revoke, watch, compact, login.
 
-    What was sent again counts again.
+    What was sent again counts again, and a Resync is a list.
     """
 
     def __init__(self) -> None:

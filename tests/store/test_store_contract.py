@@ -279,3 +279,46 @@ def test_threads_count_together(store: Store, base: str) -> None:
     item = store.get(base + "n")
     assert item is not None
     assert item.value == b"30"
+
+
+def test_a_transaction_has_at_most_128_parts(store: Store, base: str) -> None:
+    """What etcd refuses by default every store refuses, with the number; 128 go through."""
+    gets = [GetOp(base + str(n)) for n in range(129)]
+    compares = [CreateRevision(base + str(n), 0) for n in range(129)]
+    assert store.txn(compares[:128], gets[:128], gets[:128]).items == (None,) * 128
+    for name, parts in (("compares", (compares, [])), ("then", ([], gets)), ("otherwise", ([], [], gets))):
+        with pytest.raises(InputError, match=rf"txn\.{name}: expected at most 128, got 129"):
+            store.txn(*parts)
+
+
+def test_a_large_list_and_a_large_catch_up_arrive(store: Store, base: str) -> None:
+    """More than gRPC's own limit of 4 MiB comes in one list, and in the events of one watch."""
+    value = bytes(1_000_000)
+    revisions = [store.put(f"{base}{n}", value) for n in range(5)]
+    items, revision = store.list(base)
+    assert [(i.key, i.value) for i in items] == [(f"{base}{n}", value) for n in range(5)]
+    assert revision == revisions[-1]
+    events = list(islice(store.watch(base, revisions[0]), 5))
+    assert events == [Put(Item(f"{base}{n}", value, r, r, 0)) for n, r in enumerate(revisions)]
+
+
+def test_requests_are_counted_by_kind(store: Store, base: str) -> None:
+    """Each request counts once under its name, so that tests can assert what a piece of work costs."""
+    store.get(base + "k")
+    before = store.counts.so_far()
+    lease = store.grant(10)
+    revision = store.put(base + "k", b"", lease)
+    store.txn((), [GetOp(base + "k")])
+    store.get(base + "k")
+    store.list(base)
+    lease.keepalive()
+    lease.keepalive()
+    assert isinstance(next(store.watch(base, revision)), Put)
+    lease.revoke()
+    asked = store.counts.so_far() - before
+    one = dict.fromkeys(("grant", "put", "txn", "get", "list", "watch", "revoke"), 1)
+    assert asked == {**one, "keepalive": 2}
+    assert repr(store.counts).startswith("Counts({")
+    before = store.counts.so_far()
+    assert isinstance(next(store.watch(base)), Resync)
+    assert store.counts.so_far()["list"] - before["list"] == 1
