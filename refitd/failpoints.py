@@ -2,7 +2,8 @@
 
 Armed by ``REFITD_FAILPOINTS=<path of a unix socket>``: each point that is reached sends one JSON line there and
 waits for one line back, ``go`` or ``skip``. ``skip`` plants a fault: the caller leaves the step out. A tester that
-goes away means ``go``.
+goes away means ``go``. With ``REFITD_EFFECTS=1`` as well, so does every effect that a process is about to have on
+another: each write to the store, message to a client or a mover, and word of a control page (``effect:<what>``).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import socket
 
 PHASES = ("offer", "prepare", "transfer", "verify", "commit", "apply")
-_ENV = "REFITD_FAILPOINTS"
+_ENV, _EFFECTS = "REFITD_FAILPOINTS", "REFITD_EFFECTS"
 
 
 def failpoint(name: str, **facts: str | int) -> bool:
@@ -21,6 +22,12 @@ def failpoint(name: str, **facts: str | int) -> bool:
     if not path:
         return False
     return _ask(path, {"name": name, "pid": os.getpid(), **facts}) == "skip"
+
+
+def effect(what: str) -> None:
+    """Report that ``what`` comes next: after it, others can tell that this process was here."""
+    if os.environ.get(_EFFECTS):
+        failpoint(f"effect:{what}")
 
 
 def _ask(path: str, message: dict[str, str | int]) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from refitd.errors import DaemonUnavailable, ProtocolError
+from refitd.failpoints import effect
 from refitd.hook.answers import error_of
 from refitd.hook.messages import check, check_answer
 from refitd.hook.wire import Decoder, Message, receive_into, send
@@ -46,6 +47,7 @@ class Channel:
 
     def start(self, method: str, fds: Sequence[int] = (), **fields: Any) -> int:
         """Send a request; the number by which `finish` fetches its answer."""
+        effect(f"request {method}")
         self._calls += 1
         self._methods[self._calls] = method
         self._sock.settimeout(self._send_seconds)

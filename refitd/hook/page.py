@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from refitd.errors import ProtocolError
+from refitd.failpoints import effect
 from refitd.hook.memfd import check_memory, create_memory, map_shared
 
 PAGE_BYTES = 4096
@@ -81,6 +82,8 @@ class ControlPage:
 
     def write(self, index: int, value: int) -> None:
         """Write word ``index`` with one store, modulo 2**64."""
+        if index != HEARTBEAT:
+            effect(f"word {index}")
         self._words[index] = value & _WORD_MASK
 
     def bump_loan(self) -> int:

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from refitd.errors import ProtocolError
+from refitd.failpoints import effect
 from refitd.hook import wire
 from refitd.hook.session import Outbox
 from refitd.hook.wire import Message
@@ -59,6 +60,8 @@ class MoverHandle:
         """Queue a message and copies of its descriptors. Messages to a dead mover are dropped: `on_exit` tells."""
         if not self.alive or not self._reading:
             return
+        if message["kind"] != "ping":
+            effect(f"command {message['kind']}")
         self._outbox.push(message, fds)
         self._flush()
 
