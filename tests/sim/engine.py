@@ -1,0 +1,327 @@
+"""Simulated engines: replicas whose ranks take tickets together, lend memory, and serve what was committed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING
+
+from refitd.errors import DaemonUnavailable, ReceiveFailed, RefitdError, StoreTimeout, StoreUnavailable
+from refitd.hook.messages import HOST_SHADOW, Ticket
+from refitd.hook.page import Taken
+from refitd.hook.shadow import shadow_offsets
+from refitd.layout import Layout
+
+from .client import Message, SimClient
+from .loop import loop
+from .memory import SimMemory
+
+if TYPE_CHECKING:
+    from .world import Machine, World
+
+RECEIVE_SECONDS = 120.0
+_CALL_SECONDS = 10.0
+_RETRY_SECONDS = 0.1
+_SETTLE_SECONDS = 10.0
+
+
+class Replica:
+    """The processes that serve one copy of the model together. When one dies the others cannot go on."""
+
+    def __init__(self, world: World, name: str, machines: list[Machine], layouts: list[Layout], mode: str) -> None:
+        self.world, self.name, self.machines, self.layouts, self.mode = world, name, machines, layouts, mode
+        self.ranks: dict[int, SimEngine] = {}
+        self.retired = False
+
+    @property
+    def world_size(self) -> int:
+        return len(self.machines)
+
+    def start(self, rank: int) -> None:
+        if not self.retired and self.machines[rank].up and (rank not in self.ranks or self.ranks[rank].process.dead):
+            self.ranks[rank] = SimEngine(self, rank)
+
+    def whole(self) -> bool:
+        return all(
+            rank in self.ranks and not self.ranks[rank].process.dead and self.machines[rank].live_daemon
+            for rank in range(self.world_size)
+        )
+
+    def order(self, ticket: Ticket) -> None:
+        """The lead has a ticket: every worker does the same at its next step boundary."""
+        for engine in self.ranks.values():
+            engine.process.call(self.world.rng.uniform(0.0005, 0.01), engine.orders.put_nowait, ticket)
+
+    def idle(self) -> bool:
+        return all(engine.busy is None and engine.orders.empty() for engine in self.ranks.values())
+
+    def end(self) -> None:
+        for engine in list(self.ranks.values()):
+            engine.process.kill()
+
+
+class SimEngine(SimClient):
+    """One rank of a replica."""
+
+    side = "engine"
+    stale_seconds = 10.0
+    backoff = (0.1, 2.0)
+
+    def __init__(self, replica: Replica, rank: int) -> None:
+        self.of = replica
+        self.orders: asyncio.Queue[Ticket] = asyncio.Queue()
+        self.busy: Ticket | None = None
+        self.step = 0
+        self._offered: Ticket | None = None
+        self._taken: Ticket | None = None
+        self._mover: int | None = None
+        self._lent = False
+        self._patient_until = 0.0
+        machine, layout = replica.machines[rank], replica.layouts[rank]
+        super().__init__(machine, replica.name, rank, replica.world_size, layout, replica.mode)
+        if replica.mode == HOST_SHADOW:
+            _places, total = shadow_offsets(layout.storages)
+            self.shadow = SimMemory(self, self.page, layout, total)
+            self.world.remember(self, self.shadow)
+
+    @property
+    def publication(self) -> tuple[int, int]:
+        return self.page.generation, self.page.revision
+
+    def state(self) -> Message | None:
+        if not any(self.publication) and not self.page.dirty:
+            return None
+        generation, revision = self.publication
+        return {"generation": generation, "revision": revision, "step": self.step, "token": self.page.token,
+                "dirty": bool(self.page.dirty)}  # fmt: skip
+
+    async def main(self) -> None:
+        rng = self.world.rng
+        await asyncio.sleep(rng.uniform(0, 0.3))
+        await self.advance(loop().time() + 5.0)
+        while True:
+            try:
+                async with asyncio.timeout(rng.uniform(0.02, 0.15)):
+                    ticket = await self.orders.get()
+            except TimeoutError:
+                await self._serve()
+                continue
+            self.busy = ticket
+            try:
+                await self._obey(ticket)
+            finally:
+                self.busy = None
+
+    async def _serve(self) -> None:
+        """A step of the engine: an answer from the weights as they are; between steps the lead asks for tickets."""
+        await self._hear()
+        if not self.page.dirty and any(self.publication) and self.of.idle():
+            self.world.oracle.serves(self)
+        if self.rank == 0 and self.of.idle() and (ticket := self._pending()) is not None:
+            self.of.order(ticket)
+
+    async def _obey(self, ticket: Ticket) -> None:
+        for _try in range(20):
+            try:
+                if ticket.kind == "receive":
+                    await self._receive(ticket)
+                else:
+                    await self._apply(ticket)
+                return
+            except ReceiveFailed as error:
+                self.world.say("receive_failed", rank=self.key, reason=str(error))
+                await asyncio.sleep(self.world.rng.uniform(0.05, 0.5))
+            except RefitdError as error:
+                self.world.say("ticket_refused", rank=self.key, reason=str(error))
+                return
+
+    # Tickets.
+
+    def _pending(self) -> Ticket | None:
+        if self._taken is None and self._offered is not None and self._offered.kind == "apply":
+            self._taken, self._offered = self._offered, None
+            self.page.take(_taken(self._taken))
+            self.tell("committed", ticket=self._taken.to_json())
+        return self._taken or self._offered
+
+    async def _hear(self) -> None:
+        self.check_alive()
+        if not self.ready and not await self.advance(loop().time() + 0.2):
+            self._offered = None
+        while self.events:
+            self._hear_one(self.events.popleft())
+
+    def _hear_one(self, event: Message) -> None:
+        if event["event"] == "ticket":
+            self._offered = None if event["ticket"] is None else Ticket.from_json(event["ticket"])
+        elif event["event"] == "commit":
+            ticket = Ticket.from_json(event["ticket"])
+            if not self.page.dirty and _taken(ticket) == (*self.publication, self.page.token):
+                self._tell_done(ticket)
+
+    def _switch(self, ticket: Ticket) -> None:
+        page = self.page
+        page.take(_taken(ticket))
+        page.generation, page.revision, page.token = ticket.generation, ticket.revision, ticket.token
+        self.step = ticket.step
+        page.dirty = 0
+        self.world.oracle.switches(self, ticket)
+        if self._taken is not None and _taken(self._taken)[:2] <= _taken(ticket)[:2]:
+            self._taken = None
+        if self._offered is not None and _taken(self._offered)[:2] <= _taken(ticket)[:2]:
+            self._offered = None
+
+    def _tell_done(self, ticket: Ticket) -> None:
+        self.tell("committed", ticket=ticket.to_json())
+        self.tell("applied", ticket=ticket.to_json())
+
+    def _check(self, ticket: Ticket) -> None:
+        if (ticket.generation, ticket.revision) < self.publication:
+            raise RefitdError(f"a ticket of {ticket.generation}, {ticket.revision} after {self.publication}")
+
+    # host_shadow
+
+    async def _apply(self, ticket: Ticket) -> None:
+        self._check(ticket)
+        assert self.shadow is not None
+        seal = self._seal(ticket)
+        self.page.dirty = 1
+        await asyncio.sleep(self.world.rng.uniform(0.001, 0.02))
+        self.memory.load(self.shadow)
+        if self._seal(ticket) != seal:
+            raise ReceiveFailed("the shadow changed while it was copied")
+        self._switch(ticket)
+        self.tell("applied", ticket=ticket.to_json())
+
+    def _seal(self, ticket: Ticket) -> int:
+        held = self.page.shadow_publication
+        if held != (ticket.generation, ticket.revision):
+            self._taken = None
+            raise RefitdError(f"the shadow holds {held}")
+        return self.page.shadow_loan_word
+
+    # in_place
+
+    async def _receive(self, ticket: Ticket) -> None:
+        self._check(ticket)
+        await self._hear()
+        deadline = loop().time() + RECEIVE_SECONDS
+        was_dirty, self._lent = self.page.dirty, False
+        self.page.dirty = 1
+        self.page.bump_loan()
+        try:
+            done = await self._until_committed(ticket, deadline)
+        except ReceiveFailed:
+            await self._take_back(was_dirty)
+            raise
+        finally:
+            self._mover = None
+        await asyncio.sleep(self.world.rng.uniform(0.0, 0.01))
+        self._switch(done)
+        self._tell_done(done)
+
+    async def _until_committed(self, ticket: Ticket, deadline: float) -> Ticket:
+        while True:
+            try:
+                return await self._once(ticket, deadline)
+            except DaemonUnavailable as error:
+                await self._recover(error, deadline)
+
+    async def _once(self, ticket: Ticket, deadline: float) -> Ticket:
+        kept = [event for event in self.events if event["event"] == "ticket"]
+        self.events.clear()
+        for event in kept:
+            self._hear_one(event)
+        while (answer := await self._try_to_lend(ticket, deadline)) is None:
+            if loop().time() >= deadline:
+                raise ReceiveFailed("the daemon could not take the loan in time")
+            await asyncio.sleep(_RETRY_SECONDS)
+        self._mover = answer[0] if answer else None
+        if self.world.plants("early-apply", self.machine.name):
+            return ticket
+        while True:
+            while self.events:
+                if (done := await self._loan_event(self.events.popleft(), ticket, deadline)) is not None:
+                    return done
+            if loop().time() >= deadline:
+                raise ReceiveFailed("no commit came within the timeout")
+            await self.listen(deadline - loop().time())
+
+    async def _try_to_lend(self, ticket: Ticket, deadline: float) -> list[int] | None:
+        word = self.page.bump_loan()
+        within = min(deadline - loop().time(), _CALL_SECONDS)
+        try:
+            answer = await self.call("receive", [self.memory.fd], within=within, ticket=ticket.to_json(), word=word,
+                                     memory=self.memory.described())  # fmt: skip
+        except (StoreUnavailable, StoreTimeout):
+            return None
+        except DaemonUnavailable:
+            raise
+        except RefitdError as error:
+            if loop().time() < self._patient_until:
+                return None
+            raise ReceiveFailed(f"the daemon refused: {error}") from error
+        self._lent = True
+        if answer is None:
+            raise ReceiveFailed("the daemon did not answer the loan in time")
+        return answer[1]
+
+    async def _loan_event(self, event: Message, ticket: Ticket, deadline: float) -> Ticket | None:
+        name = event["event"]
+        if name == "commit":
+            done = Ticket.from_json(event["ticket"])
+            newer = (done.generation, done.revision) >= (ticket.generation, ticket.revision)
+            return done if newer and done.replica == ticket.replica else None
+        if name == "failed":
+            raise ReceiveFailed(event["reason"])
+        if name == "relend":
+            await self._relend(deadline)
+        else:
+            self._hear_one(event)
+        return None
+
+    async def _relend(self, deadline: float) -> None:
+        within = min(deadline - loop().time(), _CALL_SECONDS)
+        try:
+            answer = await self.call("relent", within=within, word=self.page.bump_loan())
+        except DaemonUnavailable:
+            raise
+        except RefitdError as error:
+            raise ReceiveFailed(f"the daemon refused: {error}") from error
+        if answer is not None and answer[1]:
+            self._mover = answer[1][0]
+
+    async def _recover(self, error: Exception, deadline: float) -> None:
+        """The daemon is gone: when its mover has ended too, find the next daemon."""
+        self._lent = True
+        while self._mover is not None and self._mover in self.world.movers:
+            if loop().time() >= deadline:
+                raise ReceiveFailed(f"{error}, and its mover still runs") from error
+            await asyncio.sleep(0.01)
+        self._mover = None
+        while not await self.advance(min(deadline, loop().time() + _RETRY_SECONDS)):
+            if loop().time() >= deadline:
+                raise ReceiveFailed(f"{error}, and none came back in time") from error
+            await asyncio.sleep(_RETRY_SECONDS)
+        self._patient_until = loop().time() + _SETTLE_SECONDS
+
+    async def _take_back(self, was_dirty: int) -> None:
+        if not self._lent:
+            self.page.dirty = was_dirty
+            return
+        self.page.bump_loan()
+        try:
+            await self.call("release", within=1.0)
+        except RefitdError:
+            return
+
+    async def quietly_release(self) -> None:
+        """Before the weights move, between two receives: nothing is mapped afterwards."""
+        if self.busy is None:
+            self.page.bump_loan()
+            with contextlib.suppress(RefitdError):
+                await self.call("release", within=5.0)
+
+
+def _taken(ticket: Ticket) -> Taken:
+    return Taken(ticket.generation, ticket.revision, ticket.token)

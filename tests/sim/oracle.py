@@ -1,0 +1,213 @@
+"""What must always hold, asserted by name at every event that could break it. It sees everything, at once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from refitd.epoch.records import PubId
+from refitd.epoch.stage import stage
+from refitd.epoch.view import View
+from refitd.hook.messages import Ticket
+from refitd.store.base import Event, Put
+
+from .etcd import key_of
+from .memory import Mount
+
+if TYPE_CHECKING:
+    from .client import Message
+    from .engine import SimEngine
+    from .lane import SimLane
+    from .trainer import SimTrainer
+    from .world import World
+
+NONE = (0, 0)
+
+
+class Violation(AssertionError):
+    """An invariant does not hold."""
+
+
+class Oracle:
+    """The true records, the true memory, and what was said and served."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.view = View()
+        self.weights: dict[PubId, int] = {}
+        self.told: dict[PubId, set[str]] = {}  # publications that a trainer was told are committed, and by whom
+        self.commits = self.turns = 0
+        self.states: Counter[str] = Counter()
+        self._prefix = f"/refitd/{world.job}/"
+        self._offers: dict[tuple[str, str, int], int] = {}
+        self._acked: dict[tuple[str, str], int] = {}
+        self._digests: dict[tuple[str, int], str] = {}
+        self._served: dict[str, tuple[int, int]] = {}
+        self._committed: dict[str, PubId] = {}
+        self._reports: dict[int, Message] = {}
+        self._generation = 0
+        self._records_leader = 0
+
+    def fault(self, name: str, text: str) -> None:
+        """Invariant ``name`` is broken."""
+        self.world.violate(f"{name}: {text}")
+
+    def expect(self, holds: bool, name: str, text: str) -> None:
+        if not holds:
+            self.fault(name, text)
+
+    # The records, as they are written.
+
+    def changed(self, revision: int, events: Sequence[Event]) -> None:
+        """Before anybody else hears of it."""
+        for event in events:
+            key = key_of(event).removeprefix(self._prefix)
+            if isinstance(event, Put):
+                item = event.item
+                self.view.put(key, item.value, item.create_revision, item.mod_revision)
+                self._written(key)
+            else:
+                self.view.delete(key, revision)
+            self.world.say("record", key=key, revision=revision, gone=not isinstance(event, Put))
+
+    def _written(self, key: str) -> None:
+        kind, _, name = key.partition("/")
+        if kind == "acks":
+            replica, _, node = name.partition("/")
+            self.assert_i4_i10_acks(replica, node)
+        elif kind == "commits":
+            self.assert_i2_commit(name)
+        elif kind == "publication":
+            self._published()
+        elif kind == "generation":
+            self.assert_i3_generation()
+        elif kind == "lanes":
+            self.turns += 1
+
+    def _published(self) -> None:
+        stored = self.view.publication
+        assert stored is not None
+        found = {self._offers[offer.key, offer.incarnation, offer.seq] for offer in stored.value.offers}
+        self.expect(len(found) == 1, "I1", f"a publication of several weights: {found}")
+        self.weights[PubId(stored.value.generation, stored.revision)] = found.pop()
+
+    def assert_i3_generation(self) -> None:
+        assert self.view.generation is not None
+        record = self.view.generation.value
+        self.expect(record.number > self._generation, "I3", f"generation {record.number} after {self._generation}")
+        self.expect(record.run not in record.past, "I3", f"run {record.run} opens a second generation")
+        self._generation = record.number
+
+    def assert_i4_i10_acks(self, replica: str, node: str) -> None:
+        ack = self.view.ack(replica, node)
+        lane = self.view.lanes.get(replica)
+        assert ack is not None
+        token = lane.revision if lane else 0
+        self.expect(ack.token == token, "I4", f"ack of {node} in {replica} under {ack.token}, which is {token} now")
+        self._acked[replica, node] = max(ack.token, self._acked.get((replica, node), 0))
+        if ack.phase != "failed" and ack.digest:
+            first = self._digests.setdefault((replica, ack.token), ack.digest)
+            mixed = self.world.mixed_planners
+            self.expect(mixed or first == ack.digest, "I10", f"{node} in {replica}: {ack.digest}, others {first}")
+
+    def assert_i2_commit(self, replica: str) -> None:
+        """Every rank that is alive holds the whole publication, in the life that verified it."""
+        commit = self.view.commits[replica].value
+        last = self._committed.get(replica, PubId(0, 0))
+        self.expect(commit.id >= last, "I3", f"{replica} commits {commit.id} after {last}")
+        self._committed[replica] = commit.id
+        self.commits += 1
+        weights = self.weights.get(commit.id)
+        self.expect(weights is not None, "I2", f"{replica} commits {commit.id}, which nobody published")
+        for key, incarnation in commit.incarnations.items():
+            client = self.world.find_client(key)
+            if client is None or client.incarnation != incarnation or client.process.dead or weights is None:
+                continue  # a death that nobody has noticed yet
+            held = [m for m in (client.memory, client.shadow) if m is not None and m.is_whole(weights)]
+            self.expect(bool(held), "I2", f"{key} does not hold {commit.id}: {client.memory.contents()}")
+
+    # What clients do.
+
+    def offered(self, trainer: SimTrainer, seq: int, step: int, weights: int) -> None:
+        self._offers[trainer.key, trainer.incarnation, seq] = weights
+
+    def reported(self, trainer: SimTrainer, seq: int, step: int, report: Message) -> None:
+        """One stored report, the same on every rank."""
+        if not report["revision"]:
+            return
+        first = self._reports.setdefault(report["revision"], report)
+        self.expect(first == report, "I10", f"{trainer.key} got another report of {report['revision']}")
+        publication = PubId(report["generation"], report["revision"])
+        if report["committed"]:
+            self.told.setdefault(publication, set()).update(report["committed"])
+
+    def switches(self, engine: SimEngine, ticket: Ticket) -> None:
+        """A rank has new weights and says that it serves them."""
+        publication = PubId(ticket.generation, ticket.revision)
+        weights = self.weights.get(publication)
+        whole = weights is not None and engine.memory.is_whole(weights)
+        self.expect(whole, "I1", f"{engine.key} serves {publication} of {engine.memory.contents()}, not {weights}")
+        self.assert_i3_never_back(engine, publication)
+        self.world.counts["switches"] += 1
+
+    def assert_i3_never_back(self, engine: SimEngine, publication: PubId) -> None:
+        last = self._served.get(engine.key, NONE)
+        self.expect(publication >= last, "I3", f"{engine.key} serves {publication} after {last}")
+        self._served[engine.key] = publication
+
+    def serves(self, engine: SimEngine) -> None:
+        """An answer is made: every rank of the replica serves the same whole publication."""
+        publication = PubId(*engine.publication)
+        weights = self.weights.get(publication)
+        whole = weights is not None and engine.memory.is_whole(weights)
+        self.expect(whole, "I1", f"{engine.key} answers from {engine.memory.contents()} as {publication}")
+        mates = [mate for mate in engine.of.ranks.values() if not mate.process.dead]
+        if len(mates) == engine.of.world_size and not any(mate.page.dirty for mate in mates):
+            found = {mate.publication for mate in mates if any(mate.publication)}
+            self.expect(len(found) == 1, "I1", f"replica {engine.of.name} answers from several publications: {found}")
+        self.world.counts["answers"] += 1
+
+    # What movers do.
+
+    def writes(self, lane: SimLane, destination: Mount) -> None:
+        """Bytes are about to be written for a lane."""
+        node, owner = lane.mover.machine.name, destination.memory.owner
+        acked = self._acked.get((lane.name, node), 0)
+        self.expect(acked <= lane.token, "I5", f"{node} writes for {lane.name} under {lane.token}, acked {acked}")
+        if owner.process.dead:
+            return
+        shadow = destination.memory is owner.shadow
+        safe = owner.page.shadow_publication == NONE if shadow else bool(owner.page.dirty)
+        self.expect(safe, "I1", f"{owner.key} is written while it serves{' its shadow' if shadow else ''}")
+
+    # The end.
+
+    def newest(self) -> PubId | None:
+        return self.view.newest
+
+    def lagging(self) -> list[str]:
+        """Ranks of live replicas that do not serve the newest publication."""
+        newest = self.newest()
+        return [
+            f"{engine.key}{' dirty' if engine.page.dirty else ''} at {engine.publication}"
+            for replica in self.world.replicas.values()
+            if replica.whole() and not replica.retired
+            for engine in replica.ranks.values()
+            if newest is None or engine.page.dirty or engine.publication != newest
+        ]
+
+    def assert_nothing_lost(self) -> None:
+        """What a trainer was told is committed, some live replica has, or something newer."""
+        newest = self.newest()
+        for publication in self.told:
+            self.expect(newest is not None and newest >= publication, "lost", f"{publication} after {newest}")
+
+    def lanes(self) -> dict[str, str]:
+        """The stage of every lane in the true records."""
+        return {replica: stage(self.view, replica).name for replica in sorted(self.view.lanes)}
+
+    def why(self) -> str:
+        found = [f"{replica}: {stage(self.view, replica)}" for replica in sorted(self.view.lanes)]
+        leader = self.view.leader.value.node if self.view.leader else None
+        return f"newest {self.newest()}, leader {leader}, " + "; ".join(found)

@@ -1,0 +1,210 @@
+"""What happens in a run: a cluster of a seed's own shape, faults for a while, then peace, and the end."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Callable
+from typing import Any
+
+from refitd.hook.messages import HOST_SHADOW, IN_PLACE
+from refitd.layout import Layout
+from refitd.testing import split_layout
+
+from .engine import Replica
+from .loop import loop
+from .nemesis import Nemesis
+from .oracle import Violation
+from .trainer import TrainerGroup
+from .world import World
+
+MODEL = {"a": ((8, 6), "int64"), "b": ((12,), "int64"), "c": ((6, 8), "int64")}
+CONVERGE_SECONDS = 60.0
+
+
+def layouts(world_size: int, dim: int) -> list[Layout]:
+    """One rank's layout each; the bias is always cut along its only axis."""
+    return [split_layout(MODEL, rank, world_size, 0) if dim == 0 else _columns(rank, world_size)
+            for rank in range(world_size)]  # fmt: skip
+
+
+def _columns(rank: int, world_size: int) -> Layout:
+    from refitd.layout.box import Box, Piece
+
+    storages, pieces = {}, []
+    for name, (shape, dtype) in MODEL.items():
+        axis = len(shape) - 1
+        step = -(-shape[axis] // world_size)
+        low, high = min(rank * step, shape[axis]), min((rank + 1) * step, shape[axis])
+        box = Box((*([0] * axis), low), (*shape[:axis], high))
+        storages[name] = (box.volume, dtype)
+        if box.volume:
+            strides = (high - low, 1) if axis else (1,)
+            pieces.append(Piece(name, box, name, 0, strides))
+    described = {name: (tuple(shape), dtype) for name, (shape, dtype) in MODEL.items()}
+    return Layout.from_pieces(described, storages, pieces)
+
+
+class Scenario:
+    """One seed's run."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    def build(self, nodes: int, trainers: int, replicas: list[tuple[int, str]]) -> None:
+        """``trainers`` ranks on the first nodes; replicas of (ranks, mode) on the others, in turn."""
+        world = self.world
+        names = [f"n{i}" for i in range(nodes)]
+        machines = [world.machine(name) for name in names]
+        homes = min(trainers, max(1, nodes // 3))
+        self.trainer_machines = [machines[rank % homes] for rank in range(trainers)]
+        others = machines[homes:] or machines
+        place = 0
+        for i, (ranks, mode) in enumerate(replicas):
+            spread = world.rng.random() < 0.5
+            hosts = [others[(place + (rank if spread else 0)) % len(others)] for rank in range(ranks)]
+            place += ranks if spread else 1
+            name = f"r{i}"
+            world.replicas[name] = Replica(world, name, hosts, layouts(ranks, world.rng.randrange(2)), mode)
+
+    def start(self) -> None:
+        world = self.world
+        for machine in world.machines.values():
+            loop().call_later(world.rng.uniform(0, 0.2), machine.start_daemon)
+        self.new_run(0)
+        for replica in world.replicas.values():
+            for rank in range(replica.world_size):
+                loop().call_later(world.rng.uniform(0, 1.0), replica.start, rank)
+
+    def new_run(self, step: int) -> TrainerGroup:
+        world = self.world
+        machines = self.trainer_machines
+        group = TrainerGroup(world, f"run{len(world.groups)}", machines, layouts(len(machines), 0), step)
+        world.groups.append(group)
+        for rank in range(len(machines)):
+            loop().call_later(world.rng.uniform(0, 0.5), group.start, rank)
+        return group
+
+    def join(self) -> bool:
+        """A new replica, on machines that are up."""
+        world = self.world
+        up = [machine for machine in world.machines.values() if machine.up]
+        if len(world.replicas) >= 8 or not up:
+            return False
+        ranks, mode = some_modes(world, 1)[0]
+        name = f"r{len(world.replicas)}"
+        hosts = [world.rng.choice(up) for _ in range(ranks)]
+        world.replicas[name] = Replica(world, name, hosts, layouts(ranks, world.rng.randrange(2)), mode)
+        return True
+
+    def restart_training(self) -> None:
+        """The run ends; the next one begins from an older checkpoint, as soon as its machines are up."""
+        group = self.world.groups[-1]
+        group.end()
+        self.new_run(max(group.step - self.world.rng.randrange(4), 0))
+
+    async def supervise(self) -> None:
+        """What a job's scheduler does: processes that ended are started again."""
+        world, rng = self.world, self.world.rng
+        while True:
+            await asyncio.sleep(0.1)
+            group = world.groups[-1]
+            if not group.alive() and group.ranks and rng.random() < 0.1:
+                if all(rank in group.ranks for rank in range(group.world_size)) and rng.random() < 0.4:
+                    self.restart_training()
+                else:
+                    for rank in range(group.world_size):
+                        if rank not in group.ranks or group.ranks[rank].process.dead:
+                            group.start(rank)
+            for replica in world.replicas.values():
+                if not replica.retired:
+                    self._revive(replica)
+
+    def _revive(self, replica: Replica) -> None:
+        """One rank's death is the replica's: the others end too, and all of them begin anew."""
+        rng = self.world.rng
+        dead = [engine for engine in replica.ranks.values() if engine.process.dead]
+        missing = len(replica.ranks) < replica.world_size
+        if dead and len(dead) < len(replica.ranks) and rng.random() < 0.3:
+            replica.end()
+        elif (missing or len(dead) == len(replica.ranks)) and rng.random() < 0.1:
+            for rank in range(replica.world_size):
+                replica.start(rank)
+
+    def all_up(self) -> bool:
+        """Everybody who should be there is."""
+        world = self.world
+        up = all(machine.live_daemon for machine in world.machines.values())
+        return up and world.groups[-1].alive() and all(r.retired or r.whole() for r in world.replicas.values())
+
+    async def until(self, probe: Callable[[], bool], seconds: float) -> bool:
+        deadline = loop().time() + seconds
+        while not probe():
+            self.world.check()
+            if loop().time() >= deadline:
+                return False
+            await asyncio.sleep(0.05)
+        self.world.check()
+        return True
+
+    async def assert_i7_converges(self, when: str) -> float:
+        """All live replicas reach the newest publication; how long that took."""
+        world, started = self.world, loop().time()
+        converged = lambda: world.oracle.newest() is not None and not world.oracle.lagging()  # noqa: E731
+        if not await self.until(converged, CONVERGE_SECONDS):
+            late = f"{when}: not within {CONVERGE_SECONDS:g} s: {world.oracle.lagging()}; {world.oracle.why()}"
+            raise Violation(f"seed {world.seed}: I7: {late}")
+        return loop().time() - started
+
+
+def run(world: World, body: Callable[[Scenario], Any]) -> Any:
+    """Run a scenario in virtual time. Raises Violation."""
+
+    async def whole() -> Any:
+        try:
+            return await body(Scenario(world))
+        finally:
+            world.end()
+
+    gc.disable()
+    try:
+        with world.virtual():
+            return world.loop.run_until_complete(whole())
+    finally:
+        world.close()
+        gc.enable()
+
+
+def some_modes(world: World, count: int) -> list[tuple[int, str]]:
+    """(ranks, mode) of so many replicas."""
+    rng = world.rng
+    return [(rng.choice([1, 1, 2, 2, 3]), rng.choice([IN_PLACE, IN_PLACE, HOST_SHADOW])) for _ in range(count)]
+
+
+async def chaos(scenario: Scenario, cells: list[tuple[str, str]]) -> Nemesis:
+    """A cluster, faults at the given states, peace, convergence, the end."""
+    world, rng = scenario.world, scenario.world.rng
+    nodes = rng.choice([3, 3, 4, 4, 5, 6, 8, 12, 16])
+    world.bucket_time = rng.choice([(0.0005, 0.01), (0.0005, 0.01), (0.02, 0.1), (0.1, 0.5)])
+    world.train_seconds, world.patience = rng.choice([0.3, 1.0, 3.0]), rng.choice([1.0, 5.0, 30.0])
+    scenario.build(nodes, rng.choice([1, 2, 2, 4]), some_modes(world, rng.randint(1, max(1, min(nodes - 1, 4)))))
+    scenario.start()
+    supervisor = asyncio.ensure_future(scenario.supervise())
+    nemesis = Nemesis(scenario)
+    if rng.random() < 0.8:
+        await scenario.assert_i7_converges("at the start")
+    for state, name in cells:
+        await nemesis.inject(state, name)
+        await asyncio.sleep(rng.choice([0.0, 0.2, 1.0, 4.0]) * rng.random())
+        world.check()
+    await asyncio.sleep(rng.uniform(0, 5))
+    nemesis.peace()
+    world.say("peace")
+    if not await scenario.until(scenario.all_up, 30.0):
+        raise Violation(f"seed {world.seed}: the scheduler did not bring everybody up")
+    world.seconds["recovery"] = await scenario.assert_i7_converges("after the faults")
+    await asyncio.sleep(2.0)
+    world.oracle.assert_nothing_lost()
+    world.check()
+    supervisor.cancel()
+    return nemesis

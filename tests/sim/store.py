@@ -1,0 +1,186 @@
+"""What a daemon has instead of a connection to etcd: the same calls, with a network and a cluster in between.
+
+A call is lost, or carried out and its answer lost, or carried out long after its caller gave up, where cuts and missing
+leaders say so. Reads are tried again within the request's time, as the real client does. Runs in blocking code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import random
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from refitd.errors import StoreTimeout, StoreUnavailable
+from refitd.store.base import Compare, Event, Item, Lease, Op, PutOp, Resync, TxnResult
+
+from .etcd import SimEtcd
+from .loop import PROCESS, loop, sleep, wait
+from .net import ETCD, KERNEL, Net
+
+T = TypeVar("T")
+REQUEST_SECONDS = 2.0
+_BACKOFF = (0.05, 2.0)
+
+
+class SimLease:
+    """A lease as a daemon holds it."""
+
+    def __init__(self, store: SimStore, number: int, ttl: float) -> None:
+        self._store, self.id, self.ttl = store, number, ttl
+
+    def keepalive(self) -> float:
+        return self._store.call("keepalive", lambda: self._store.etcd.keepalive(self.id), write=False)
+
+    def revoke(self) -> None:
+        self._store.call("revoke", lambda: self._store.etcd.revoke(self.id), write=True)
+
+
+class SimStore:
+    """A Store for one host."""
+
+    def __init__(self, etcd: SimEtcd, net: Net, host: str, rng: random.Random, counts: Counter[str]) -> None:
+        self.etcd, self._net, self._host, self._rng, self._counts = etcd, net, host, rng, counts
+        self._watches: list[SimWatch] = []
+        self.closed = False
+
+    def get(self, key: str) -> Item | None:
+        return self.call("get", lambda: self.etcd.get(key), write=False)
+
+    def list(self, prefix: str) -> tuple[builtins.list[Item], int]:
+        return self.call("list", lambda: self.etcd.list(prefix), write=False)
+
+    def put(self, key: str, value: bytes, lease: Lease | None = None) -> int:
+        return self.txn((), [PutOp(key, value, lease)]).revision
+
+    def txn(self, compares: Sequence[Compare], then: Sequence[Op], otherwise: Sequence[Op] = ()) -> TxnResult:
+        return self.call("txn", lambda: self.etcd.txn(compares, then, otherwise), write=True)
+
+    def grant(self, ttl_seconds: float) -> SimLease:
+        number, ttl = self.call("grant", lambda: self.etcd.grant(ttl_seconds), write=True)
+        return SimLease(self, number, ttl)
+
+    def watch(self, prefix: str, from_revision: int = 0) -> SimWatch:
+        self._counts["watch"] += 1
+        watch = SimWatch(self.etcd, self._net, self._host, prefix, from_revision)
+        self._watches.append(watch)
+        return watch
+
+    def close(self) -> None:
+        self.closed = True
+        for watch in self._watches:
+            watch.close()
+
+    # The way there and back.
+
+    def call(self, kind: str, request: Callable[[], T], write: bool) -> T:
+        """Carry a request out. Raises StoreTimeout (perhaps done), StoreUnavailable (not done), what it raises."""
+        deadline = loop().time() + REQUEST_SECONDS
+        while True:
+            try:
+                return self._once(kind, request, write, deadline)
+            except StoreUnavailable:
+                if write or self.closed or loop().time() + 0.2 > deadline:
+                    raise
+                sleep(self._rng.uniform(0.05, 0.2))
+
+    def _once(self, kind: str, request: Callable[[], T], write: bool, deadline: float) -> T:
+        if self.closed:
+            raise StoreUnavailable("the store was closed")
+        self._counts[kind] += 1
+        there, back = self._net.delay(self._host, ETCD), self._net.delay(ETCD, self._host)
+        sleep(min(there, max(deadline - loop().time(), 0.0)))
+        if not self._net.passes(self._host, ETCD):
+            self._give_up(deadline, None)
+        if self.etcd.leaderless:
+            if self._rng.random() < 0.5:
+                raise StoreUnavailable("etcd has no leader")
+            self._give_up(deadline, request if write and self._rng.random() < 0.5 else None)
+        result = request()
+        if loop().time() + back > deadline or not self._net.passes(ETCD, self._host):
+            self._give_up(deadline, None)
+        sleep(back)
+        return result
+
+    def _give_up(self, deadline: float, later: Callable[[], Any] | None) -> None:
+        """No answer comes in time. What a member had taken in may still be decided by the next leader."""
+        if later is not None:
+            _when_led(self.etcd, later)
+        sleep(max(deadline - loop().time(), 0.0))
+        raise StoreTimeout("etcd did not answer in time")
+
+
+def _when_led(etcd: SimEtcd, request: Callable[[], Any], tries: int = 40) -> None:
+    """Carry a request out as soon as there is a leader, within a few seconds; nobody hears the answer."""
+
+    def attempt() -> None:
+        if not etcd.leaderless:
+            try:
+                request()
+            except Exception:  # noqa: BLE001 - a lease that is gone by now
+                return
+        elif tries:
+            _when_led(etcd, request, tries - 1)
+
+    loop().call_later(0.1, attempt, context=KERNEL)
+
+
+class SimWatch:
+    """The changes below a prefix; what happens during a cut comes after it, or as a Resync."""
+
+    def __init__(self, etcd: SimEtcd, net: Net, host: str, prefix: str, from_revision: int) -> None:
+        self._etcd, self._net, self._host, self._prefix, self._next = etcd, net, host, prefix, from_revision
+        self._pending: deque[Event] = deque()
+        self._woken: asyncio.Future[None] | None = None
+        self._due = False
+        self._closed = False
+        self._process = PROCESS.get()
+        self._stop = etcd.watch(self._schedule)
+        self._schedule()
+
+    def __iter__(self) -> Iterator[Event]:
+        return self
+
+    def __next__(self) -> Event:
+        while not self._closed:
+            if self._pending:
+                return self._pending.popleft()
+            self._woken = loop().create_future()
+            wait(self._woken)
+        raise StopIteration
+
+    def close(self) -> None:
+        self._closed = True
+        self._stop()
+        self._wake()
+
+    def _schedule(self, after: float | None = None) -> None:
+        if self._process is not None and self._process.dead:
+            self._stop()
+        elif not self._due:
+            self._due = True
+            delay = self._net.delay(ETCD, self._host) if after is None else after
+            loop().call_later(delay, self._pump, after or _BACKOFF[0], context=KERNEL)
+
+    def _pump(self, again: float) -> None:
+        self._due = False
+        if self._closed:
+            return
+        if not (self._net.passes(ETCD, self._host) and self._net.passes(self._host, ETCD)):
+            self._schedule(min(2 * again, _BACKOFF[1]))
+            return
+        if self._next <= 0:
+            items, revision = self._etcd.list(self._prefix)
+            events: Sequence[Event] = [Resync(tuple(items), revision)]
+        else:
+            events, revision = self._etcd.since(self._prefix, self._next)
+        self._next = revision + 1
+        if events:
+            self._pending.extend(events)
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._woken is not None and not self._woken.done():
+            self._woken.set_result(None)
