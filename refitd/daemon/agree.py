@@ -46,6 +46,7 @@ class Agreement:
         self, store: Store, job: str, ttl: float, every: float, inline: bool, poke: Callable[[], None]
     ) -> None:
         self.view = View()
+        self._heard = 0  # the watch has told everything up to this revision
         self.lost: Callable[[], None] = lambda: None
         self._store, self._prefix = store, f"/refitd/{job}/"
         self._ttl, self._every, self._inline, self._poke = ttl, every, inline, poke
@@ -126,6 +127,8 @@ class Agreement:
     async def _written(self, key: str, data: bytes | None, result: TxnResult) -> bool:
         if not result.ok:
             await self._read_back(self._prefix + key, data)
+        elif result.revision <= self._heard:
+            pass  # the answer came after the watch's word on it, and perhaps on what became of it since
         elif data is None:
             self.view.delete(key, result.revision)
         else:
@@ -139,7 +142,7 @@ class Agreement:
 
     async def _read_back(self, path: str, data: bytes | None) -> bool:
         item = await self.call(partial(self._store.get, path))
-        if item is not None:
+        if item is not None and item.mod_revision > self._heard:
             self._take(item)
         return (item.value if item else None) == data
 
@@ -165,8 +168,10 @@ class Agreement:
 
     def _apply(self, event: Event) -> None:
         if isinstance(event, Put):
+            self._heard = max(self._heard, event.item.mod_revision - 1)  # more of the same revision may follow
             changed = self._take(event.item)
         elif isinstance(event, Deleted):
+            self._heard = max(self._heard, event.revision - 1)
             changed = self.view.delete(event.key.removeprefix(self._prefix), event.revision)
         else:
             changed = self._resync(list(event.items), event.revision)
@@ -183,6 +188,7 @@ class Agreement:
 
     def _resync(self, items: list[Item], revision: int) -> bool:
         """The picture anew; an event that says nothing new must not wake anybody."""
+        self._heard = revision
         present = {item.key.removeprefix(self._prefix) for item in items}
         gone = [self.view.delete(key, revision + 1) for key in self.view.keys() - present]
         come = [self._take(item) for item in items]
