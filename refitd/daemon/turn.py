@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from refitd.errors import TransportError
 from refitd.hook.memfd import create_document
 from refitd.mover.handle import MoverHandle
 from refitd.plan import Plan, Program, make_plan
@@ -92,9 +93,10 @@ async def build_lane(driver: LaneDriver) -> Built:
     plan = make_plan(sources, members, neighbours, bucket_bytes=context.config.data.bucket_bytes)
     handles: dict[str, MoverHandle] = {}
     for slot in driver.my_slots():
-        mover = context.ranks[slot.key].mover
-        if mover is not None:
-            handles[slot.key] = mover
+        rank = context.ranks.get(slot.key)
+        if rank is None or rank.mover is None:
+            raise TransportError((slot.key, slot.key), "the rank or its mover went while the lane was planned")
+        handles[slot.key] = rank.mover
     seconds = context.config.timeouts.build
     built = Built(driver.replica, driver.token, plan, handles, time.monotonic() + seconds, set(handles))
     places = {rank.key: rank.node for rank in (*sources, *members)}
