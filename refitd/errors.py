@@ -18,6 +18,7 @@ RefitdError
 │   ├── Unauthenticated        no or wrong credentials
 │   └── Untrusted              TLS failed: a certificate, an authority or a host name is refused
 ├── TransportError             an edge or a mover failed; names the edge
+├── DeviceError                a GPU, its driver or its memory failed; names the call
 ├── DaemonUnavailable          no daemon answers at the socket
 └── ReceiveFailed              a receive ended without a commit; the rank stays dirty
 """
@@ -123,6 +124,14 @@ class TransportError(RefitdError):
     def __init__(self, edge: tuple[str, str], reason: str) -> None:
         super().__init__(f"edge {edge[0]} -> {edge[1]}: {reason}")
         self.edge, self.reason = edge, reason
+
+
+class DeviceError(RefitdError):
+    """A call to a GPU's driver failed: ``call`` answered ``status``."""
+
+    def __init__(self, call: str, status: str) -> None:
+        super().__init__(f"{call}: {status}")
+        self.call, self.status = call, status
 
 
 class DaemonUnavailable(RefitdError):

@@ -1,4 +1,4 @@
-"""``refitd bench``: how fast a refit is on this machine, next to what else would move the weights; and the planner.
+"""``refitd bench``: how fast a refit is on this machine, next to what else would move the weights; planner, kernels.
 
 ``main(argv)`` is the whole interface; nothing here is imported by the rest of refitd.
 """
@@ -21,6 +21,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from refitd.bench.plan import main as plan
 
         return plan(argv[1:])
+    if list(argv[:1]) == ["pack"]:
+        from refitd.bench.pack import main as pack
+
+        return pack(argv[1:])
     from refitd.bench.arguments import parse
 
     arguments = parse(argv)

@@ -1,0 +1,1 @@
+"""GPU memory lent to another process: what the owner does. Imports CUDA's bindings only when it is used."""

@@ -1,0 +1,1 @@
+"""Another process's device memory, mapped into this one."""

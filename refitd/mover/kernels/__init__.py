@@ -1,0 +1,10 @@
+"""Packing, casting and checksumming on a GPU: one launch a bucket, or one for many."""
+
+from refitd.mover.kernels.checksum import bucket_checksum
+from refitd.mover.kernels.launch import Launch, best_backend, prepare
+from refitd.mover.kernels.table import Table, gather, reread, scatter, through, wire_offsets
+
+__all__ = [
+    "Launch", "Table", "best_backend", "bucket_checksum", "gather", "prepare", "reread", "scatter", "through",
+    "wire_offsets",
+]  # fmt: skip
