@@ -20,11 +20,12 @@ from refitd.bench import pack_cases as cases
 from refitd.bench.machine import commit, machine
 from refitd.bench.pack_cases import Case, Scene, addresses, make_scene, mirror, wrong_parts
 from refitd.bench.party import BenchFailed
-from refitd.bench.pull import pull_rows
+from refitd.bench.pull import ACROSS, PULLS, pull_rows
 from refitd.bench.rows import Row, show
 from refitd.mover.kernels import Launch, Table, gather, prepare, reread, scatter, through, wire_offsets
 
 WARM_UPS = 3
+PARTS = ("kernels", "processes", "cards")
 LOOPED = 3  # repeats of what takes a call a tensor
 MATRICES = (cases.SLICES, cases.CAST, cases.NARROW, cases.ODD, cases.TURNED)
 
@@ -33,9 +34,7 @@ def main(argv: Sequence[str]) -> int:
     """Measure and print; the exit status (0 good, 1 failed, 2 usage). Wrong bytes are a failure, slow ones are not."""
     arguments = _parse(argv)
     try:
-        rows = [] if arguments.only == "processes" else measure(arguments.device, arguments.repeats, arguments.shrink)
-        if arguments.device == "cuda" and arguments.only != "kernels":
-            rows += pull_rows(arguments.repeats, arguments.shrink)
+        rows = _measure(arguments)
     except BenchFailed as error:
         print(f"refitd bench: {error}", file=sys.stderr)  # noqa: T201
         if arguments.json:
@@ -54,21 +53,35 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
+def _measure(arguments: argparse.Namespace) -> list[Row]:
+    """Without ``only``: what one device can show."""
+    rows: list[Row] = []
+    if arguments.only in (None, "kernels"):
+        rows += measure(arguments.device, arguments.repeats, arguments.shrink)
+    if arguments.device == "cuda" and arguments.only in (None, "processes"):
+        rows += pull_rows(PULLS, arguments.repeats, arguments.shrink)
+    if arguments.only == "cards":
+        rows += pull_rows(ACROSS, arguments.repeats, arguments.shrink)
+    return rows
+
+
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="refitd bench pack", description="Measure packing, casting and checksums.")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: %(default)s")
     parser.add_argument("--repeats", type=int, default=20, metavar="N", help="timed repeats (default: %(default)s)")
     parser.add_argument("--shrink", type=int, default=1, metavar="N", help="1/N of the tensors and rows, to try it out")
-    parser.add_argument("--only", choices=("kernels", "processes"), help="leave out the pulls, or the kernels")
+    parser.add_argument("--only", choices=PARTS, help="kernels in one process; pulls between processes; between cards")
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line of stdout")
     parser.add_argument("--out", type=Path, metavar="FILE", help="also write the JSON there")
     arguments = parser.parse_args(argv)
     if min(arguments.repeats, arguments.shrink) < 1:
         parser.error("--repeats and --shrink: at least 1")
-    if arguments.device != "cuda" and arguments.only == "processes":
-        parser.error("--only processes: with --device cuda")
+    if arguments.device != "cuda" and arguments.only in ("processes", "cards"):
+        parser.error(f"--only {arguments.only}: with --device cuda")
     if arguments.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: torch sees no CUDA device here")
+    if arguments.only == "cards" and torch.cuda.device_count() < 2:
+        parser.error("--only cards: torch sees fewer than two CUDA devices here")
     return arguments
 
 

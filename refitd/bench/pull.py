@@ -8,6 +8,7 @@ from __future__ import annotations
 import multiprocessing as mp
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection
@@ -59,14 +60,14 @@ PULLS = (
 ACROSS = (Pull("pull_1GiB_nvlink", 1, 16384, 32768, across=True),)
 
 
-def pull_rows(repeats: int, shrink: int) -> list[Row]:
+def pull_rows(pulls: Sequence[Pull], repeats: int, shrink: int) -> list[Row]:
     """From the readers' start to the last checksum in hand, by the clock: medians. Raises BenchFailed.
 
     ``<name>_moved`` has no checksums, ``<name>_reread`` sums also what was written. The baseline is M2N's rate where it
-    is known, else a plain copy in the same run. Over NVLink only where there are two cards.
+    is known, else a plain copy in the same run.
     """
     rows: list[Row] = []
-    for pull in PULLS + (ACROSS if torch.cuda.device_count() > 1 else ()):
+    for pull in pulls:
         pull = replace(pull, rows=max(pull.rows // shrink, 2))
         for label, verify in (("_moved", "none"), ("", "sum"), ("_reread", "reread")):
             seconds, copied = _run(pull, repeats, verify)
