@@ -32,6 +32,8 @@ class Replica:
         self.world, self.name, self.machines, self.layouts, self.mode = world, name, machines, layouts, mode
         self.ranks: dict[int, SimEngine] = {}
         self.retired = False
+        self.waiting: set[SimEngine] = set()  # ranks that have not carried the present order out
+        self.torn = False  # some rank could not: nobody answers until an order is carried out by all
 
     @property
     def world_size(self) -> int:
@@ -49,11 +51,18 @@ class Replica:
 
     def order(self, ticket: Ticket) -> None:
         """The lead has a ticket: every worker does the same at its next step boundary."""
+        self.torn, self.waiting = False, {engine for engine in self.ranks.values() if not engine.process.dead}
         for engine in self.ranks.values():
             engine.process.call(self.world.rng.uniform(0.0005, 0.01), engine.orders.put_nowait, ticket)
 
+    def obeyed(self, engine: SimEngine, done: bool) -> None:
+        self.waiting.discard(engine)
+        self.torn = self.torn or not done
+
+    @property
     def idle(self) -> bool:
-        return all(engine.busy is None and engine.orders.empty() for engine in self.ranks.values())
+        """Between two orders."""
+        return not any(not engine.process.dead for engine in self.waiting)
 
     def end(self) -> None:
         for engine in list(self.ranks.values()):
@@ -107,33 +116,33 @@ class SimEngine(SimClient):
                 await self._serve()
                 continue
             self.busy = ticket
-            try:
-                await self._obey(ticket)
-            finally:
-                self.busy = None
+            self.of.obeyed(self, await self._obey(ticket))
+            self.busy = None
 
     async def _serve(self) -> None:
         """A step of the engine: an answer from the weights as they are; between steps the lead asks for tickets."""
         await self._hear()
-        if not self.page.dirty and any(self.publication) and self.of.idle():
+        if not self.page.dirty and any(self.publication) and self.of.idle and not self.of.torn:
             self.world.oracle.serves(self)
-        if self.rank == 0 and self.of.idle() and (ticket := self._pending()) is not None:
+        if self.rank == 0 and self.of.idle and (ticket := self._pending()) is not None:
             self.of.order(ticket)
 
-    async def _obey(self, ticket: Ticket) -> None:
+    async def _obey(self, ticket: Ticket) -> bool:
+        """Carry a ticket out; whether this rank could."""
         for _try in range(20):
             try:
                 if ticket.kind == "receive":
                     await self._receive(ticket)
                 else:
                     await self._apply(ticket)
-                return
+                return True
             except ReceiveFailed as error:
                 self.world.say("receive_failed", rank=self.key, reason=str(error))
                 await asyncio.sleep(self.world.rng.uniform(0.05, 0.5))
             except RefitdError as error:
                 self.world.say("ticket_refused", rank=self.key, reason=str(error))
-                return
+                return False
+        return False
 
     # Tickets.
 

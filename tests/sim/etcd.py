@@ -31,7 +31,7 @@ from refitd.store.base import (
     check_ops,
 )
 
-MIN_TTL = 2  # seconds: what etcd grants at least with its default election timeout
+MIN_TTL = 2  # seconds: what etcd grants at least where its elections take the second that is the default
 Later = Callable[[float, Callable[[], None]], object]
 Heard = Callable[[int, Sequence[Event]], None]
 

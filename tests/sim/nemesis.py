@@ -48,13 +48,23 @@ class Nemesis:
         future: asyncio.Future[str] = loop().create_future()
         self._watchers.append((state, future))
         self._changed(0, ())
-        done, _pending = await asyncio.wait([future], timeout=PATIENCE)
+        done, _pending = await asyncio.wait([future], timeout=PATIENCE / 3)
+        if not done:
+            self.provoke(state)
+            done, _pending = await asyncio.wait([future], timeout=PATIENCE)
         self._watchers = [w for w in self._watchers if w[1] is not future]
         if not done:
             return None
         if self.rng.random() < 0.5:
             await asyncio.sleep(self.rng.uniform(0, 0.01))
         return future.result()
+
+    def provoke(self, state: str) -> None:
+        """States that a quiet cluster does not come to need a reason."""
+        lanes = sorted(self.world.oracle.lanes())
+        reason = {"gone": kill_engine, "failed": reset_edge, "build": kill_mover, "idle": join}.get(state)
+        if reason is not None and lanes:
+            reason(self, self.rng.choice(lanes))
 
     async def inject(self, state: str, name: str) -> bool:
         """One fault at a lane in a state, or at any lane where none is in it."""

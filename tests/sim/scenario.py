@@ -109,7 +109,7 @@ class Scenario:
         while True:
             await asyncio.sleep(0.1)
             group = world.groups[-1]
-            if not group.alive() and group.ranks and rng.random() < 0.1:
+            if not group.alive() and rng.random() < 0.1:
                 if all(rank in group.ranks for rank in range(group.world_size)) and rng.random() < 0.4:
                     self.restart_training()
                 else:
@@ -131,11 +131,15 @@ class Scenario:
             for rank in range(replica.world_size):
                 replica.start(rank)
 
-    def all_up(self) -> bool:
-        """Everybody who should be there is."""
+    def missing(self) -> list[str]:
+        """Who should be there and is not."""
         world = self.world
-        up = all(machine.live_daemon for machine in world.machines.values())
-        return up and world.groups[-1].alive() and all(r.retired or r.whole() for r in world.replicas.values())
+        found = [machine.name for machine in world.machines.values() if not machine.live_daemon]
+        found += [] if world.groups[-1].alive() else [world.groups[-1].run]
+        return found + [r.name for r in world.replicas.values() if not (r.retired or r.whole())]
+
+    def all_up(self) -> bool:
+        return not self.missing()
 
     async def until(self, probe: Callable[[], bool], seconds: float) -> bool:
         deadline = loop().time() + seconds
@@ -186,7 +190,9 @@ async def chaos(scenario: Scenario, cells: list[tuple[str, str]]) -> Nemesis:
     world, rng = scenario.world, scenario.world.rng
     nodes = rng.choice([3, 3, 4, 4, 5, 6, 8, 12, 16])
     world.bucket_time = rng.choice([(0.0005, 0.01), (0.0005, 0.01), (0.02, 0.1), (0.1, 0.5)])
-    world.train_seconds, world.patience = rng.choice([0.3, 1.0, 3.0]), rng.choice([1.0, 5.0, 30.0])
+    world.train_seconds, world.patience = rng.choice([0.3, 1.0, 3.0]), rng.choice([5.0, 30.0])
+    if world.bucket_time[1] < 0.05 and rng.random() < 0.2:
+        world.patience = 1.0
     scenario.build(nodes, rng.choice([1, 2, 2, 4]), some_modes(world, rng.randint(1, max(1, min(nodes - 1, 4)))))
     scenario.start()
     supervisor = asyncio.ensure_future(scenario.supervise())
@@ -201,7 +207,7 @@ async def chaos(scenario: Scenario, cells: list[tuple[str, str]]) -> Nemesis:
     nemesis.peace()
     world.say("peace")
     if not await scenario.until(scenario.all_up, 30.0):
-        raise Violation(f"seed {world.seed}: the scheduler did not bring everybody up")
+        raise Violation(f"seed {world.seed}: the scheduler did not bring everybody up: {scenario.missing()}")
     world.seconds["recovery"] = await scenario.assert_i7_converges("after the faults")
     await asyncio.sleep(2.0)
     world.oracle.assert_nothing_lost()

@@ -80,8 +80,9 @@ class SimTrainer(SimClient):
         await asyncio.sleep(rng.uniform(0, 0.3))
         await self.advance(loop().time() + 5.0)
         while True:
+            await asyncio.sleep(self.world.train_seconds * rng.uniform(0.5, 1.5))
             step = await self.of.next_step(self.rank)
-            await self._train(self.of.weights[step])
+            await self._update(self.of.weights[step])
             seq = await self._publish(step)
             await self._released(seq, self.world.patience)
             if rng.random() < 0.3:
@@ -90,12 +91,11 @@ class SimTrainer(SimClient):
                 await asyncio.sleep(0.2)
                 self._hear()
 
-    async def _train(self, weights: int) -> None:
+    async def _update(self, weights: int) -> None:
         """The weights change, one half after the other: whoever reads meanwhile reads a mix."""
         self.memory.fill(weights, second=False)
         await asyncio.sleep(self.world.rng.uniform(0.01, 0.1))
         self.memory.fill(weights, first=False)
-        await asyncio.sleep(self.world.train_seconds * self.world.rng.uniform(0.5, 1.5))
 
     async def _publish(self, step: int) -> int:
         started = loop().time()
