@@ -1,4 +1,4 @@
-"""The command line of a chaos run: a cluster after another until every fault was injected, a table, and a record."""
+"""The command line of the chaos runs: a cluster after another until everything was done, a table, and a record."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from signal import Signals
 from typing import Any
 
 from refitd.demo.chaos.network import sandbox_command, sandboxed
 from refitd.demo.chaos.schedule import KINDS, waves
 
+MAX_BROKEN = 3  # clusters that did not even come up
 _COLUMNS = "{:22} {:>5} {:>5} {:>5} {:>5}  {:>15}  {}"
 
 
@@ -39,6 +41,8 @@ class Tally:
     network: str = ""
     outcomes: list[dict[str, Any]] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
+    done: bool = False  # a cluster came to the end of its work
+    points: list[list[str]] = field(default_factory=list)  # role, name, how it was brought about
 
     @property
     def faults(self) -> int:
@@ -53,14 +57,16 @@ class Tally:
         rows = {kind.name: Row() for kind in KINDS}
         for outcome in self.outcomes:
             for strike in outcome["strikes"]:
-                row = rows[strike["kind"]]
+                row = rows.setdefault(strike["kind"], Row())
                 row.runs += 1
                 row.torn, row.lost, row.back = (
                     row.torn + outcome["torn"], row.lost + outcome["lost"], row.back + outcome["back"],
                 )  # fmt: skip
                 row.worst = max(row.worst, outcome["recovery"] or 0.0)
                 if outcome["why"]:
-                    row.failed.append(f"SEED={self.seed} wave {outcome['wave']}: {outcome['why'][0]}")
+                    row.failed.append(
+                        f"SEED={self.seed} wave {outcome['wave']} ({strike['victim']}): {outcome['why'][0]}"
+                    )
         return {name: row for name, row in rows.items() if row.runs}
 
     def table(self) -> str:
@@ -89,17 +95,20 @@ class Tally:
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line; exits with status 2 where it makes no sense."""
     parser = argparse.ArgumentParser(prog="python -m refitd.demo.chaos", description=__doc__)
-    parser.add_argument("--seed", type=int, default=1, help="which faults, when, and in what order")
+    parser.add_argument("what", nargs="?", choices=("faults", "points"), default="faults", help="default: %(default)s")
+    parser.add_argument("--seed", type=int, default=1, help="of faults: which, when, and in what order")
     parser.add_argument("--faults", type=int, default=20, metavar="N", help="how many")
-    parser.add_argument("--only", default="", metavar="TEXT", help="kinds whose name contains it")
-    parser.add_argument("--first", type=int, default=1, metavar="WAVE", help="begin with this wave of the seed")
+    parser.add_argument("--only", default="", metavar="TEXT", help="faults, or points, whose name contains it")
+    parser.add_argument("--signal", choices=("KILL", "STOP"), help="points: one of the two (default: both)")
+    parser.add_argument("--first", type=int, default=1, metavar="NUMBER", help="begin with this wave, or point")
     parser.add_argument("--network", choices=("auto", "proxies"), default="auto", help="how nodes are cut off")
     parser.add_argument("--keep-logs", type=Path, metavar="DIR", help="logs of clusters that failed")
     parser.add_argument("--record", type=Path, metavar="FILE", help="write the result there, with the commit")
+    parser.add_argument("--hold", type=Path, metavar="FILE", help="rest, between two faults, while this file is there")
     parser.add_argument("--session", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
     try:
-        next(waves(arguments.seed, arguments.faults, arguments.only))
+        next(waves(arguments.seed, arguments.faults, arguments.only if arguments.what == "faults" else ""))
     except ValueError as error:
         parser.error(str(error))
     return arguments
@@ -109,26 +118,47 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run it; the exit status is 1 where anything was torn, lost, dead or too late."""
     arguments = parse(argv)
     if arguments.session:
-        from refitd.demo.chaos.session import main as session
-
-        return session(arguments.seed, arguments.faults, arguments.only, arguments.first, arguments.keep_logs)
+        return _play(arguments)
     began, tally = time.monotonic(), Tally(arguments.seed)
-    total = sum(1 for _ in waves(arguments.seed, arguments.faults, arguments.only))
     first = arguments.first
-    while first <= total and len(tally.broken) < 3:
+    while not tally.done and len(tally.broken) < MAX_BROKEN:
         for line in _session(arguments, first):
             first = _take(tally, line, first)
-    print(tally.table())  # noqa: T201
-    result = tally.to_json(time.monotonic() - began)
+    seconds = time.monotonic() - began
+    table = tally.table() if arguments.what == "faults" else _points_table(tally)
+    print(table)  # noqa: T201
+    result = tally.to_json(seconds) | ({} if arguments.what == "faults" else {"points": tally.points})
     if arguments.record:
         arguments.record.write_text(json.dumps({"commit": _commit(), **result}, indent=1) + "\n")
     print(json.dumps(result))  # noqa: T201
     return 0 if tally.good else 1
 
 
+def _play(arguments: argparse.Namespace) -> int:
+    """In the process of one cluster."""
+    if arguments.what == "points":
+        from refitd.demo.chaos.points import main as points
+
+        signals = [Signals[f"SIG{arguments.signal}"]] if arguments.signal else [Signals.SIGKILL, Signals.SIGSTOP]
+        return points(arguments.only, signals, arguments.first, arguments.keep_logs, arguments.hold)
+    from refitd.demo.chaos.session import main as session
+
+    return session(
+        arguments.seed, arguments.faults, arguments.only, arguments.first, arguments.keep_logs, arguments.hold
+    )
+
+
+def _points_table(tally: Tally) -> str:
+    reached = "\n".join(f"{role:8} {name:34} {how}" for role, name, how in tally.points)
+    rows = [f"{name:34} {row.runs:4} runs  {len(row.failed)} failed  worst {row.worst:.1f} s  {'; '.join(row.failed)}"
+            for name, row in tally.rows().items()]  # fmt: skip
+    return "\n".join([reached, *rows])
+
+
 def _take(tally: Tally, line: dict[str, Any], first: int) -> int:
     """Note what a session said; the wave to go on with."""
-    tally.network = line.get("network", tally.network)
+    tally.network, tally.points = line.get("network", tally.network), line.get("points", tally.points)
+    tally.done = line.get("done", False)
     if "broken" in line:
         tally.broken.append(line["broken"])
     if "wave" not in line:
@@ -141,8 +171,10 @@ def _take(tally: Tally, line: dict[str, Any], first: int) -> int:
 
 def _session(arguments: argparse.Namespace, first: int) -> Iterator[dict[str, Any]]:
     """A cluster in a process (and, where that can be had, a network) of its own; the objects that it prints."""
-    command = [sys.executable, "-m", "refitd.demo.chaos", "--session", "--seed", str(arguments.seed)]
+    command = [sys.executable, "-m", "refitd.demo.chaos", arguments.what, "--session", "--seed", str(arguments.seed)]
+    command += ["--signal", arguments.signal] if arguments.signal else []
     command += ["--faults", str(arguments.faults), "--only", arguments.only, "--first", str(first)]
+    command += ["--hold", str(arguments.hold)] if arguments.hold else []
     if arguments.keep_logs:
         command += ["--keep-logs", str(arguments.keep_logs / f"seed-{arguments.seed}-from-{first}")]
     environ, sandbox = dict(os.environ), sandbox_command() if arguments.network == "auto" else None
@@ -157,6 +189,7 @@ def _session(arguments: argparse.Namespace, first: int) -> Iterator[dict[str, An
             yield said
     if process.returncode and not failed:
         yield {"broken": f"the driver of wave {first} ended with status {process.returncode}"}
+    yield {"done": process.returncode == 0}
 
 
 def _commit() -> str:

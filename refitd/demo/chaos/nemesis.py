@@ -20,6 +20,32 @@ End = Callable[[], Awaitable[None]]
 DRAIN_SECONDS = 20.0
 
 
+def send(world: World, number: Signals, targets: Targets) -> End:
+    """Signal processes; the end is a new life of each after SIGKILL, and SIGCONT after SIGSTOP."""
+    targets.mark(down=True)
+    pids = targets.pids()
+    for pid in pids:
+        kill(pid, number)
+
+    async def end() -> None:
+        if number is Signals.SIGKILL:
+            await restart(targets, world.scene.cluster, world.revive)
+        else:
+            for pid in pids:
+                kill(pid, Signals.SIGCONT)
+            targets.mark(down=False)
+
+    return end
+
+
+def older_checkpoint(world: World) -> End:
+    """Kill all trainers; they come back as a new run that begins some steps before."""
+    targets = Targets("all trainers", clients=[client for client in world.scene.clients if client.trains])
+    end = send(world, Signals.SIGKILL, targets)
+    world.next_run()
+    return end
+
+
 class Nemesis:
     """One strike on a world."""
 
@@ -37,7 +63,7 @@ class Nemesis:
             case "stop":
                 return self._signal(Signals.SIGSTOP, self._targets(rest))
             case "older":
-                return self._older_checkpoint()
+                return older_checkpoint(self._world)
             case "etcd":
                 return self._etcd(rest)
             case "drain":
@@ -59,26 +85,7 @@ class Nemesis:
         return Targets(f"node {victim}", [daemon], [client for client in clients if client.daemon is daemon])
 
     def _signal(self, number: Signals, targets: Targets) -> End:
-        targets.mark(down=True)
-        pids = targets.pids()
-        for pid in pids:
-            kill(pid, number)
-
-        async def end() -> None:
-            if number is Signals.SIGKILL:
-                await restart(targets, self._scene.cluster, self._world.revive)
-            else:
-                for pid in pids:
-                    kill(pid, Signals.SIGCONT)
-                targets.mark(down=False)
-
-        return end
-
-    def _older_checkpoint(self) -> End:
-        targets = Targets("all trainers", clients=[client for client in self._scene.clients if client.trains])
-        end = self._signal(Signals.SIGKILL, targets)
-        self._world.next_run()
-        return end
+        return send(self._world, number, targets)
 
     # The network.
 

@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import shutil
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from refitd.demo import text, weights
 from refitd.demo.chaos.book import Book, Mark
 from refitd.demo.chaos.nemesis import Nemesis
 from refitd.demo.chaos.network import open_network
-from refitd.demo.chaos.schedule import SEATS, Wave, waves
+from refitd.demo.chaos.schedule import SEATS, Strike, Wave, waves
 from refitd.demo.chaos.world import World
 from refitd.demo.model import settle
 from refitd.demo.nursery import Nursery
 from refitd.demo.scene import client_body, keep_logs
+
+T = TypeVar("T")
+Work = Callable[["Session"], Coroutine[Any, Any, bool]]
+Fact = dict[str, Any]  # what a failpoint says of itself
 
 CONVERGE_SECONDS = 60.0  # I7
 WARM_SECONDS = 60.0
@@ -50,7 +55,8 @@ class Session:
         self.network = open_network(_node_of)
         self.book = Book(spec, start)
         self.world = World(folder, nursery, self.book, self.network, self._point)
-        self._waiting: list[tuple[str, asyncio.Event]] = []
+        self.seen: Callable[[Fact], None] = lambda _fact: None
+        self._waiting: list[tuple[Callable[[Fact], bool], Callable[[Fact], None]]] = []
 
     async def start(self) -> str:
         """Start the world; why it does not refit, or nothing. Raises TimeoutError, RefitdError."""
@@ -65,43 +71,58 @@ class Session:
         strikes = [self._strike(strike, event) for strike, event in zip(wave.strikes, begun, strict=True)]
         if wave.quiet:
             strikes.append(self._hush(begun))
-        outcome.why += [repr(e) for e in await asyncio.gather(*strikes, return_exceptions=True) if e]
+        await self.suffer(strikes, outcome)
+        return outcome
+
+    async def suffer(self, faults: Sequence[Coroutine[Any, Any, None]], outcome: Outcome) -> None:
+        """Let faults happen, side by side; they end by themselves. Then all must be well again."""
+        outcome.why += [repr(e) for e in await asyncio.gather(*faults, return_exceptions=True) if e]
         undone = time.monotonic()
-        if wave.quiet:
+        if outcome.quiet:
             outcome.why += await self._quiet_end(undone)
         outcome.why += await self._fresh()
         outcome.recovery = round(time.monotonic() - undone, 2)
         self._judge(outcome)
-        return outcome
 
-    async def _strike(self, strike: Any, begun: asyncio.Event) -> None:
-        await self._moment(strike.phase, strike.delay)
+    async def _strike(self, strike: Strike, begun: asyncio.Event) -> None:
         nemesis = Nemesis(self.world, strike)
         try:
-            end = nemesis.begin()
+            if strike.phase:
+                end = await self.at(lambda fact: fact["name"] == strike.phase, lambda _fact: nemesis.begin())
+            else:
+                await asyncio.sleep(strike.delay)
+                end = nemesis.begin()
         finally:
             begun.set()
         _say(f"  {strike} {nemesis.done}")
         await asyncio.sleep(strike.hold)
         await end()
 
-    async def _moment(self, phase: str, delay: float) -> None:
-        if not phase:
-            return await asyncio.sleep(delay)
-        reached = asyncio.Event()
-        self._waiting.append((phase, reached))
-        try:
-            async with asyncio.timeout(PHASE_SECONDS):
-                await reached.wait()
-        except TimeoutError:
-            self._waiting.remove((phase, reached))
-        return None
+    async def at(self, wanted: Callable[[Fact], bool], act: Callable[[Fact], T], seconds: float = PHASE_SECONDS) -> T:
+        """Call ``act`` while a process waits at the first point that is ``wanted``; at the latest after ``seconds``."""
+        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 
-    def _point(self, fact: dict[str, Any]) -> None:
-        due = [entry for entry in self._waiting if entry[0] == fact["name"]]
-        for entry in due:
+        def reached(fact: Fact) -> None:
+            try:
+                done.set_result(act(fact))
+            except Exception as error:  # noqa: BLE001 - it belongs to whoever awaits
+                done.set_exception(error)
+
+        entry = wanted, reached
+        self._waiting.append(entry)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                return await asyncio.shield(done)
+        if entry in self._waiting:
             self._waiting.remove(entry)
-            entry[1].set()
+            reached({"name": "", "pid": 0})
+        return await done
+
+    def _point(self, fact: Fact) -> None:
+        self.seen(fact)
+        for entry in [entry for entry in self._waiting if entry[0](fact)]:
+            self._waiting.remove(entry)
+            entry[1](fact)
 
     async def _hush(self, begun: list[asyncio.Event]) -> None:
         for event in begun:
@@ -151,23 +172,15 @@ def _say(line: str) -> None:
     sys.stderr.write(f"{time.strftime('%H:%M:%S')} {line}\n")
 
 
-async def _run(session: Session, mine: Sequence[Wave], logs: Path | None) -> bool:
+async def _run(session: Session, mine: Work, logs: Path | None) -> bool:
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     good = False
     try:
         why = await session.start()
-        if why:
-            print(json.dumps({"broken": why}), flush=True)  # noqa: T201
-            return False
-        print(json.dumps({"network": session.network.name}), flush=True)  # noqa: T201
-        for wave in mine:
-            outcome = await session.wave(wave)
-            print(json.dumps(asdict(outcome)), flush=True)  # noqa: T201
-            if outcome.why:
-                return False
-        good = True
+        say({"broken": why} if why else {"network": session.network.name})
+        good = not why and await mine(session)
     finally:
         if logs and not good:
             keep_logs(session.world.scene.folder, logs)
@@ -175,11 +188,13 @@ async def _run(session: Session, mine: Sequence[Wave], logs: Path | None) -> boo
     return good
 
 
-def main(seed: int, count: int, only: str, first: int, logs: Path | None) -> int:
-    """Waves of (``seed``, ``count``, ``only``) from number ``first`` on; 1 where one failed, which was the last then.
+def say(fact: dict[str, Any]) -> None:
+    """A line for whoever started us."""
+    print(json.dumps(fact), flush=True)  # noqa: T201
 
-    Its logs go to ``logs``.
-    """
+
+def play(work: Work, logs: Path | None) -> int:
+    """Start a cluster, do ``work`` on it, end it; 0 where that returned True. Logs of others go to ``logs``."""
     settle()
     spec = weights.SMALL
     start = weights.make(spec)
@@ -187,7 +202,33 @@ def main(seed: int, count: int, only: str, first: int, logs: Path | None) -> int
     nursery = Nursery.start(client_body(spec, start, ids))
     folder = Path(tempfile.mkdtemp(prefix="refitd-chaos-"))
     try:
-        mine = [wave for wave in waves(seed, count, only) if wave.number >= first]
-        return 0 if asyncio.run(_run(Session(folder, nursery, spec, start), mine, logs)) else 1
+        return 0 if asyncio.run(_run(Session(folder, nursery, spec, start), work, logs)) else 1
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+async def rest(session: Session, hold: Path | None) -> None:
+    """Nothing happens as long as the file ``hold`` is there."""
+    while hold and hold.exists():
+        session.world.publishing.clear()
+        await asyncio.sleep(0.5)
+    session.world.publishing.set()
+
+
+def main(seed: int, count: int, only: str, first: int, logs: Path | None, hold: Path | None) -> int:
+    """Waves of (``seed``, ``count``, ``only``) from number ``first`` on; 1 where one failed, which was the last then.
+
+    Its logs go to ``logs``. Between two waves it waits while the file ``hold`` is there.
+    """
+    mine = [wave for wave in waves(seed, count, only) if wave.number >= first]
+
+    async def work(session: Session) -> bool:
+        for wave in mine:
+            await rest(session, hold)
+            outcome = await session.wave(wave)
+            say(asdict(outcome))
+            if outcome.why:
+                return False
+        return True
+
+    return play(work, logs)
