@@ -40,9 +40,10 @@ def place(request):
     return request.param
 
 
-def _all_shapes(rows, cols):
-    """Each pair of shapes, starting aligned and one element off."""
-    return [(s, off, d, off, rows, cols) for s in SHAPES for d in SHAPES for off in (0, 1)]
+def _all_shapes(rows, cols, place):
+    """Each pair of shapes, starting aligned and one element off; a third of them where they are interpreted."""
+    every = [(s, off, d, off, rows, cols) for s in SHAPES for d in SHAPES for off in (0, 1)]
+    return every[::3] if place == ("cpu", "triton") else every
 
 
 def _check(bench):
@@ -67,14 +68,15 @@ def _check(bench):
 def test_every_shape_at_both_ends(place, dtypes):
     """72 moves of one bucket, aligned and not, in one launch; and the same as three buckets."""
     for rows, cols, buckets in ((3, 8, 1), (5, 7, 3)):
-        _check(Bench(make_program(_all_shapes(rows, cols), dtypes, buckets), *place))
+        _check(Bench(make_program(_all_shapes(rows, cols, place), dtypes, buckets), *place))
 
 
 @pytest.mark.parametrize("dtypes", [("bfloat16", "bfloat16"), ("float32", "bfloat16")], ids="-".join)
 @pytest.mark.parametrize(("rows", "cols"), [(70, 72), (65, 36), (17, 131)])
 def test_matrices_larger_than_a_tile(place, dtypes, rows, cols):
     """Turned storages by tiles, with edges; odd row lengths element by element."""
-    moves = [(s, 0, d, 1, rows, cols) for s in ("rows", "turned", "turned rows") for d in ("dense", "turned rows")]
+    shapes = [(s, d) for s in ("rows", "turned", "turned rows") for d in ("dense", "turned rows")]
+    moves = [(s, 0, d, offset, rows, cols) for s, d in shapes for offset in ((-rows * cols) % 4, 1)]
     _check(Bench(make_program(moves, dtypes, 2), *place))
 
 
@@ -95,7 +97,7 @@ def test_random_moves(place):
     """Shapes, sizes and offsets drawn anew from a fixed seed."""
     draw = np.random.default_rng(5)
     names = list(SHAPES)
-    for turn in range(3):
+    for turn in range(1 if place == ("cpu", "triton") else 3):
         moves = [
             (names[draw.integers(6)], int(draw.integers(9)), names[draw.integers(6)], int(draw.integers(9)),
              int(draw.integers(1, 40)), int(draw.integers(1, 90)))

@@ -201,7 +201,8 @@ def _turns(rows: Ints, src_size: int, dst_size: int) -> None:
     large = (rows[:, 6] >= 16) & (rows[:, 7] >= 16) & (rows[:, 7] * dst_size % WORD == 0)
     across = [rows[:, 1] == src_size, rows[:, 4] == dst_size]
     along = [rows[:, 2] == src_size, rows[:, 5] == dst_size]
-    rows[large & across[0] & along[1], 8] = Kind.TURN_SRC
+    words = np.bitwise_or.reduce(rows[:, [3, 4]], axis=1) % WORD == 0  # written whole where the destination has rows
+    rows[large & across[0] & along[1] & words, 8] = Kind.TURN_SRC
     rows[large & along[0] & across[1], 8] = Kind.TURN_DST
     rows[large & across[0] & across[1], 8] = Kind.TURN_BOTH
 

@@ -114,33 +114,35 @@ def _elements(d, row0, col0, first, sums, SRC: tl.constexpr, DST: tl.constexpr, 
 @triton.jit
 def _turn(d, row0, col0, sums, SRC: tl.constexpr, DST: tl.constexpr, SRC_ROWS: tl.constexpr, DST_ROWS: tl.constexpr,
           SIDE: tl.constexpr, STORE: tl.constexpr, SUM: tl.constexpr):  # fmt: skip
-    """A tile of a matrix; ``SRC_ROWS`` and ``DST_ROWS`` say that this end's elements follow each other by rows."""
+    """A tile of a matrix; ``SRC_ROWS`` and ``DST_ROWS`` say that this end's elements follow each other by rows.
+
+    A word's elements are loaded one after the other, each for all words, so that no thread needs another's.
+    """
     width: tl.constexpr = DST.primitive_bitwidth // 8
     lanes: tl.constexpr = 8 // width
     rows, cols = tl.load(d + 6), tl.load(d + 7)
-    i, j = row0 + tl.arange(0, SIDE), col0 + tl.arange(0, SIDE)
-    here = (i < rows)[:, None] & (j < cols)[None, :]
-    src, dst = tl.load(d), tl.load(d + 3)
-    if SRC_ROWS:
-        src_at = (src + j.to(tl.int64) * tl.load(d + 2)).to(tl.pointer_type(SRC))[None, :] + i[:, None]
-    else:
-        src_at = (src + i.to(tl.int64) * tl.load(d + 1)).to(tl.pointer_type(SRC))[:, None] + j[None, :]
-    values = tl.load(src_at, mask=here, other=0).to(DST)
-    if STORE:
-        if DST_ROWS:
-            dst_at = (dst + j.to(tl.int64) * tl.load(d + 5)).to(tl.pointer_type(DST))[None, :] + i[:, None]
+    src, src0, src1 = tl.load(d), tl.load(d + 1), tl.load(d + 2)
+    dst, dst0, dst1 = tl.load(d + 3), tl.load(d + 4), tl.load(d + 5)
+    i, k = row0 + tl.arange(0, SIDE), tl.arange(0, SIDE // lanes)
+    here = (i < rows)[:, None] & (col0 + k * lanes < cols)[None, :]
+    words = tl.zeros((SIDE, SIDE // lanes), tl.uint64)
+    for lane in tl.static_range(lanes):
+        j = col0 + k * lanes + lane
+        if SRC_ROWS:
+            src_at = (src + j.to(tl.int64) * src1).to(tl.pointer_type(SRC))[None, :] + i[:, None]
         else:
-            dst_at = (dst + i.to(tl.int64) * tl.load(d + 4)).to(tl.pointer_type(DST))[:, None] + j[None, :]
-        tl.store(dst_at, values, mask=here)
+            src_at = (src + i.to(tl.int64) * src0).to(tl.pointer_type(SRC))[:, None] + j[None, :]
+        values = tl.load(src_at, mask=here, other=0).to(DST)
+        if STORE and DST_ROWS:
+            tl.store((dst + j.to(tl.int64) * dst1).to(tl.pointer_type(DST))[None, :] + i[:, None], values, mask=here)
+        words |= _bits(values, width) << (8 * width * lane)
+    if STORE and not DST_ROWS:
+        row = (dst + i.to(tl.int64) * dst0 + col0 * width).to(tl.pointer_type(tl.uint64))
+        tl.store(row[:, None] + k[None, :], words, mask=here)
     if SUM:
-        lane = tl.arange(0, lanes)
-        bits = tl.reshape(_bits(values, width), (SIDE, SIDE // lanes, lanes))
-        words = tl.sum(bits << (lane * (8 * width)).to(tl.uint64)[None, None, :], axis=2)
-        k = tl.arange(0, SIDE // lanes)
         numbers = tl.load(d + 9) + (i.to(tl.int64) * (cols // lanes))[:, None] + (col0 // lanes + k)[None, :]
-        start = tl.load(d + 10).to(tl.uint64, bitcast=True)
-        inside = (i < rows)[:, None] & (col0 + k * lanes < cols)[None, :]
-        total = tl.sum(tl.sum(tl.where(inside, _terms(words, numbers, start), 0), axis=1), axis=0)
+        terms = _terms(words, numbers, tl.load(d + 10).to(tl.uint64, bitcast=True))
+        total = tl.sum(tl.sum(tl.where(here, terms, 0), axis=1), axis=0)
         tl.atomic_add(sums + tl.load(d + 11), total, sem="relaxed")
 
 
