@@ -31,6 +31,8 @@ from refitd.store.base import (
     check_ops,
 )
 
+from .loop import Process
+
 MIN_TTL = 2  # seconds: what etcd grants at least where its elections take the second that is the default
 Later = Callable[[float, Callable[[], None]], object]
 Heard = Callable[[int, Sequence[Event]], None]
@@ -45,6 +47,7 @@ class SimEtcd:
         self.revision = 1
         self.compacted = 0
         self.leaderless = False
+        self.writer: Process | None = None  # whose request is being carried out, where somebody still hears the answer
         self.writes: Counter[str] = Counter()  # transactions that changed something, by kind of record
         self.on_change: list[Heard] = []  # told of each change before anybody else
         self._leases: dict[int, tuple[int, float]] = {}  # id -> ttl, deadline

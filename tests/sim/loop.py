@@ -97,6 +97,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self.deadline = float("inf")
         self.graveyard: list[Any] = []
         self.faults: list[str] = []
+        self.nobody = contextvars.Context()  # for what goes on whichever process ends
         self._chains: dict[int, asyncio.Future[Any]] = {}
         self.set_task_factory(_task_of_process)
         self.set_exception_handler(self._fault)

@@ -215,6 +215,7 @@ class SimMover:
     def _revoke(self, message: Message, _things: list[Any]) -> None:
         name, token = message["lane"], message["token"]
         if self.world.plants("ignore-revoke", self.machine.name):
+            self.lanes.pop(name, None)  # it goes on, and nobody knows it any more
             self.report("revoked", lane=name, token=token, **NOTHING)
             return
         self._revoked[name] = max(token, self._revoked.get(name, 0))

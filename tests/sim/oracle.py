@@ -71,8 +71,17 @@ class Oracle:
                 self.view.delete(key, revision)
             self.world.say("record", key=key, revision=revision, gone=not isinstance(event, Put))
 
+    def assert_only_the_leader_decides(self, key: str) -> None:
+        """A decision counts only from the daemon that holds the leadership at that moment."""
+        writer, leader = self.world.etcd.writer, self.view.leader
+        if writer is not None:
+            node = leader.value.node if leader else "nobody"
+            self.expect(writer.host == node, "leadership", f"{writer.host} writes {key}, but {node} leads")
+
     def _written(self, key: str) -> None:
         kind, _, name = key.partition("/")
+        if kind in ("generation", "publication", "lanes", "refits"):
+            self.assert_only_the_leader_decides(key)
         if kind == "acks":
             replica, _, node = name.partition("/")
             self.assert_i4_i10_acks(replica, node)
@@ -106,7 +115,7 @@ class Oracle:
         token = lane.revision if lane else 0
         self.expect(ack.token == token, "I4", f"ack of {node} in {replica} under {ack.token}, which is {token} now")
         self._acked[replica, node] = max(ack.token, self._acked.get((replica, node), 0))
-        if ack.phase != "failed" and ack.digest:
+        if ack.digest:
             first = self._digests.setdefault((replica, ack.token), ack.digest)
             mixed = self.world.mixed_planners
             self.expect(mixed or first == ack.digest, "I10", f"{node} in {replica}: {ack.digest}, others {first}")

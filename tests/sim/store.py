@@ -98,7 +98,11 @@ class SimStore:
             if self._rng.random() < 0.5:
                 raise StoreUnavailable("etcd has no leader")
             self._give_up(deadline, request if write and self._rng.random() < 0.5 else None)
-        result = request()
+        self.etcd.writer = PROCESS.get()
+        try:
+            result = request()
+        finally:
+            self.etcd.writer = None
         if loop().time() + back > deadline or not self._net.passes(ETCD, self._host):
             self._give_up(deadline, None)
         sleep(back)

@@ -101,8 +101,8 @@ class SimDaemon:
 
     def job(self, name: str) -> Job:
         if name not in self.jobs:
-            store, pool = self.world.plant_store(self.store, self.machine.name), self.pool
-            self.jobs[name] = Job(name, self.config, store, pool, self.metrics, "secret", f"{self.machine.name}:1")  # type: ignore[arg-type]
+            store = self.world.store_of(self)
+            self.jobs[name] = Job(name, self.config, store, self.pool, self.metrics, "secret", f"{self.machine.name}:1")  # type: ignore[arg-type]
         return self.jobs[name]
 
     def find_blob(self, digest: str) -> bytes | None:
@@ -164,6 +164,8 @@ class World:
         self.sockets: dict[int, Socket] = {}
         self.memories: dict[tuple[int, int], SimMemory] = {}
         self._kept: list[SimMemory] = []
+        self.store_of: Callable[[SimDaemon], Any] = lambda daemon: daemon.store  # a test may put something before it
+        self.bucket_bytes: dict[str, int] = {}  # of nodes that are configured otherwise than the rest
         self.on_death: list[Callable[[SimClient], None]] = []
         self.still = False  # trainers hold their last offer
         self.mixed_planners = False
@@ -187,13 +189,6 @@ class World:
     def plants(self, name: str, host: str) -> bool:
         """Whether a fault was planted on this host, to see it caught."""
         return self._plants.get(name) in (host, "*")
-
-    def plant_store(self, store: SimStore, host: str) -> Any:
-        if self.plants("ignore-leadership", host):
-            from .plants import Unfenced
-
-            return Unfenced(store)
-        return store
 
     def say(self, event: str, **facts: Any) -> None:
         """One line of the trace; the trace's hash tells whether two runs were the same."""
@@ -297,7 +292,7 @@ class World:
             Config(),
             node=NodeConfig(node, node, ""),
             store=StoreConfig(url="etcd://sim"),
-            data=DataConfig(bucket_bytes=256, links="auto"),
+            data=DataConfig(bucket_bytes=self.bucket_bytes.get(node, 256)),
         )
 
     def machine(self, name: str) -> Machine:
