@@ -19,6 +19,7 @@ from refitd.errors import ProtocolError, RefitdError, Refused
 from refitd.hook.admission import admit, check_descriptors
 from refitd.hook.answers import error_answer
 from refitd.hook.messages import PROTO, check
+from refitd.hook.peer import refusal
 from refitd.hook.session import Fds, Session
 from refitd.hook.socket_file import SocketFile
 from refitd.hook.wire import Message
@@ -66,14 +67,13 @@ class HookServer:
         hello_timeout: float = 5.0,
         stall_timeout: float = 10.0,
     ) -> None:
-        """``uids`` empty means this user and root; a process whose group is in ``gids`` is let in too.
+        """``uids`` and ``gids`` say who is let in (see `refitd.hook.peer.refusal`); both empty: this user and root.
 
         ``heartbeat`` seconds: how often the control pages are stamped. ``log(event, facts)`` hears what went wrong.
         """
         self.path, self.handler, self.node, self.server = path, handler, node, server
         self.log: Log = log or _log_nothing
-        self._uids = frozenset(uids) or frozenset({os.getuid(), 0})
-        self._gids = frozenset(gids)
+        self._uids, self._gids, self._own = frozenset(uids), frozenset(gids), frozenset({os.getuid(), 0})
         self._heartbeat, self._hello_timeout, self._stall_timeout = heartbeat, hello_timeout, stall_timeout
         self._file: SocketFile | None = None
         self._clients: dict[Session, asyncio.Task[None]] = {}
@@ -142,9 +142,12 @@ class HookServer:
         if self._file is not None:
             asyncio.get_running_loop().add_reader(self._file.listener, self._accept)
 
-    def allowed(self, session: Session) -> bool:
-        """Whether the peer's user or group may speak to this daemon."""
-        return session.uid in self._uids or session.gid in self._gids
+    def admit(self, session: Session) -> None:
+        """Raises Refused where the peer's user or groups may not speak to this daemon."""
+        field = refusal(session.peer, self._uids, self._gids, self._own)
+        if field:
+            got = str(session.peer.uid) if field == "uid" else str(sorted(session.peer.groups))
+            raise Refused(field, f"an allowed {'user' if field == 'uid' else 'group'}", got)
 
     def greet(self, session: Session) -> None:
         """Let the handler see a session that said hello. Raises what the handler raises."""
@@ -177,8 +180,10 @@ class _Client:
     async def run(self, sock: socket.socket, hello_timeout: float) -> None:
         """Serve until the connection ends, whoever ends it."""
         session = self._session
-        if session.closed is None and not self._server.allowed(session):
-            self._end(Refused("uid", "an allowed user or group", str(session.uid)))
+        try:
+            self._server.admit(session)
+        except Refused as error:
+            self._end(error)
         if session.closed is None:
             asyncio.get_running_loop().add_reader(sock, self._readable)
         serving = asyncio.create_task(self._serve(hello_timeout))

@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import os
 import socket
-import struct
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,11 +14,11 @@ from typing import Any, overload
 
 from refitd.hook.messages import ADMIN
 from refitd.hook.page import ControlPage
+from refitd.hook.peer import peer_of
 from refitd.hook.wire import FD_BATCH, Decoder, Message, encode_spilling, receive_into
 
 OUTBOX_LIMIT = 8 << 20
 HELD_FDS_LIMIT = 4096
-_CREDENTIALS = struct.Struct("3i")
 
 
 class Fds(Sequence[int]):
@@ -130,9 +129,7 @@ class Session:
 
     def __init__(self, number: int, sock: socket.socket, stall_timeout: float) -> None:
         self.id = number
-        self.pid, self.uid, self.gid = _CREDENTIALS.unpack(
-            sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        )
+        self.peer = peer_of(sock)
         self.job = self.side = self.group = self.incarnation = self.client = ""
         self.rank, self.world = 0, 1
         self.page: ControlPage | None = None
@@ -142,6 +139,11 @@ class Session:
         self._decoder = Decoder()
         self._loop = asyncio.get_running_loop()
         self._stalled: asyncio.TimerHandle | None = None
+
+    @property
+    def pid(self) -> int:
+        """The process that connected."""
+        return self.peer.pid
 
     @property
     def key(self) -> str:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from refitd.errors import InputError, LayoutError, ProtocolError, StoreUnavailable
 from refitd.hook import session as session_module
 from refitd.hook.memfd import create_document, create_memory
+from refitd.hook.peer import Peer
 from refitd.hook.wire import MAX_FRAME, encode, encode_spilling
 
 Make = Callable[[], Raw]
@@ -37,10 +38,10 @@ def test_hello_maps_the_page_and_stamps_it(daemon: FakeDaemon, raw: Make) -> Non
 
 
 def test_session_knows_its_peer(daemon: FakeDaemon, raw: Make) -> None:
-    """A session carries the peer's pid, uid and gid from the kernel, and the fields of its hello."""
+    """A session carries the peer's pid, user and groups from the kernel, and the fields of its hello."""
     raw().hello(side="trainer", group="run1", rank=2, world=4)
     session = daemon.sessions["trainer/run1/2"]
-    assert (session.pid, session.uid, session.gid) == (os.getpid(), os.getuid(), os.getgid())
+    assert session.peer == Peer(os.getpid(), os.getuid(), os.getgid(), frozenset({os.getgid(), *os.getgroups()}))
     assert (session.job, session.side, session.group, session.rank, session.world) == ("grpo", "trainer", "run1", 2, 4)
     assert session.incarnation == "0" * 32
 
