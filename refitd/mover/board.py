@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 
+from refitd.mover.limit import NO_LIMIT, Limit
 from refitd.mover.round import Edge, Round
 
 
@@ -23,8 +24,8 @@ class LaneFacts:
 class Board:
     """Guarded by ``cond``; workers wait on it and the lane's supervisor reads it."""
 
-    def __init__(self, facts: LaneFacts) -> None:
-        self.facts = facts
+    def __init__(self, facts: LaneFacts, limit: Limit = NO_LIMIT) -> None:
+        self.facts, self.limit = facts, limit
         self.cond = threading.Condition()
         self.stopping = False
         self.round: Round | None = None

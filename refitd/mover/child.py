@@ -15,6 +15,7 @@ from refitd.hook.wire import Connection, Message
 from refitd.mover.board import LaneFacts
 from refitd.mover.commands import check_command, parse_connect, parse_run
 from refitd.mover.lane import NOTHING, Lane
+from refitd.mover.limit import NO_LIMIT, Limit
 from refitd.mover.memory import Memory, mount, raise_descriptor_limit
 from refitd.plan.program import Program
 
@@ -27,11 +28,13 @@ class Mover:
         self._send = send
         self._memories: dict[str, Memory] = {}
         self._lanes: dict[str, Lane] = {}
+        self._limit = NO_LIMIT
         self._revoked: dict[str, int] = {}
         self._early: dict[tuple[str, int], list[tuple[str, socket.socket]]] = {}
         self._handlers: Mapping[str, Callable[[Message, list[int]], None]] = {
             "mount": self._mount, "unmount": self._unmount, "build": self._build, "edge": self._edge,
             "run": self._run, "ready": self._ready, "revoke": self._revoke, "ping": self._ping,
+            "limit": self._take_limit,
         }  # fmt: skip
 
     def handle(self, message: Message, fds: list[int]) -> bool:
@@ -84,7 +87,8 @@ class Mover:
         program = self._program(message["rank"], fds)
         facts = LaneFacts(message["job"], name, token, message["rank"], message["secret"], program.plan_digest)
         connect, accept = parse_connect(message), message["accept"]
-        lane = Lane(facts, program, self._memories, self._send, connect, accept, message.get("timeout", 10.0))
+        timeout = message.get("timeout", 10.0)
+        lane = Lane(facts, program, self._memories, self._send, connect, accept, timeout, self._limit)
         self._lanes[name] = lane
         lane.start()
         for src, sock in self._early.pop((name, token), ()):
@@ -122,6 +126,12 @@ class Mover:
             state = self._lanes.pop(name).revoke()
         self._drop_early(lambda key: key[0] == name and key[1] <= token)
         self._send({"kind": "revoked", "lane": name, "token": token, **state})
+
+    def _take_limit(self, _message: Message, fds: list[int]) -> None:
+        """The page of the job's bandwidth cap; lanes that are built from here on draw on it."""
+        if len(fds) != 1:
+            raise ProtocolError("limit page", "one memfd", f"{len(fds)} descriptors")
+        self._limit = Limit.map(fds.pop())
 
     def _ping(self, message: Message, _fds: list[int]) -> None:
         self._send({"kind": "pong", "n": message["n"]})

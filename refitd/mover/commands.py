@@ -44,6 +44,7 @@ COMMANDS: Mapping[str, Fields] = {
     "run": {**_LANE, "attempt": _ATTEMPT, "publication": _PUBLICATION, "words": _WORDS},
     "ready": {**_LANE, "attempt": _ATTEMPT, "src": TEXT, "word": WORD},
     "revoke": _LANE,
+    "limit": {},
     "ping": {"n": COUNT},
     "quit": {},
 }

@@ -10,6 +10,7 @@ from typing import Any
 
 from refitd.hook.wire import Message
 from refitd.mover.board import Board, LaneFacts
+from refitd.mover.limit import NO_LIMIT, Limit
 from refitd.mover.memory import Memory
 from refitd.mover.round import Edge, Round, RunOptions
 from refitd.mover.transport import Transport
@@ -38,9 +39,10 @@ class Lane:
         connect: Sequence[Address] = (),
         accept: Sequence[str] = (),
         timeout: float = 10.0,
+        limit: Limit = NO_LIMIT,
     ) -> None:
         self.facts, self._program, self._memories = facts, program, memories
-        self._board = Board(facts)
+        self._board = Board(facts, limit)
         self._tcp = TcpTransport(self._board, connect, accept, timeout)
         self._transports: Sequence[Transport] = (self._tcp, PeerTransport(self._board))
         self._timeout = timeout

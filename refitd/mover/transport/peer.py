@@ -103,7 +103,7 @@ class PeerWorker(Worker):
                     raise Stopped
                 if not self.board.cond.wait(TICK_SECONDS) and round_.landed():
                     silent += TICK_SECONDS
-                if silent >= round_.options.neighbour_timeout:
+                if silent >= self.board.limit.patience(round_.options.neighbour_timeout):
                     for src in sources:
                         round_.fail((src, round_.rank), NOT_READY)
         return found
