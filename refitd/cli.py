@@ -7,7 +7,6 @@ import asyncio
 import json
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from refitd.errors import EX_CONFIG, ConfigError, RefitdError, Refused
 
@@ -37,9 +36,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(arguments, error, EX_CONFIG)
     except RefitdError as error:
         return _fail(arguments, error, 1)
+    except KeyboardInterrupt:
+        return 130
 
 
 def _parser() -> argparse.ArgumentParser:
+    from refitd.operate.arguments import add_parsers as add_operator_commands
+
     parser = argparse.ArgumentParser(
         prog="refitd", description="Fault-tolerant elastic refit: weights move shard to shard."
     )
@@ -51,15 +54,13 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--config", metavar="FILE", help="TOML file (default: none; REFITD_* and flags also count)")
     run.add_argument("--set", metavar="SECTION.KEY=VALUE", action="append", default=[], help="override one key")
     run.set_defaults(command=_run)
-    status = commands.add_parser("status", help="what the daemon of this node sees")
-    status.add_argument("--socket", metavar="PATH", help="hook socket (default: as the daemon's)")
-    status.set_defaults(command=_status)
     config = commands.add_parser("config", help="check or show the configuration")
     config.add_argument("action", choices=["check", "show"])
     config.add_argument("--config", metavar="FILE")
     config.set_defaults(command=_config)
-    for command in (run, status, config):
+    for command in (run, config):
         command.add_argument("--json", action="store_true", help="one JSON object on the last line of stdout")
+    add_operator_commands(commands)
     return parser
 
 
@@ -95,29 +96,6 @@ def _config(arguments: argparse.Namespace) -> int:
     else:
         print(show(config) if arguments.action == "show" else "the configuration is good")
     return 0
-
-
-def _status(arguments: argparse.Namespace) -> int:
-    from refitd.hook.admin import ask
-
-    answer = ask("status", socket_path=arguments.socket)
-    print(json.dumps(answer) if arguments.json else _status_text(answer))
-    return 0
-
-
-def _status_text(answer: dict[str, Any]) -> str:
-    lines = [f"node {answer['node']}, store {answer['store']['url']}"]
-    for name, job in answer["jobs"].items():
-        lines.append(f"job {name}: leader {job['leader']}, generation {job['generation']}, newest {job['publication']}")
-        lines += [
-            f"  member {m['node']} ({m['address']}): {', '.join(r['key'] for r in m['ranks'])}" for m in job["members"]
-        ]
-        lines += [f"  lane {lane['replica']}: {lane['stage']} ({lane['why']})" for lane in job["lanes"]]
-        lines += [
-            f"  replica {r['name']}: step {r['step']}, {'ready' if r['ready'] else 'not ready: ' + r['why']}"
-            for r in job["replicas"]
-        ]
-    return "\n".join(lines)
 
 
 def _fail(arguments: argparse.Namespace, error: RefitdError, status: int) -> int:

@@ -61,10 +61,15 @@ class Agreement:
         self._closing = threading.Event()
         self._threads: list[threading.Thread] = []
 
-    async def start(self) -> None:
-        """Read all records and follow them. Raises StoreError where the store does not answer."""
+    async def read(self) -> int:
+        """Read all records; the revision at which they stood. Raises StoreError."""
         items, revision = await self.call(partial(self._store.list, self._prefix))
         self._resync(items, revision)
+        return revision
+
+    async def start(self) -> None:
+        """Read all records and follow them. Raises StoreError where the store does not answer."""
+        revision = await self.read()
         self._watch = await self.call(partial(self._store.watch, self._prefix, revision + 1))
         self._start_thread(self._follow, "watch")
         self._start_thread(self._keep, "lease")

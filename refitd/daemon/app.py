@@ -13,13 +13,16 @@ from typing import Any
 import structlog
 
 from refitd.config import Config, split_listen
+from refitd.daemon.agree import Agreement
 from refitd.daemon.data import DataServer
 from refitd.daemon.job import Job
+from refitd.daemon.orders import Orders
 from refitd.daemon.requests import Requests
+from refitd.daemon.secret import load_secret
 from refitd.errors import ConfigError, Refused
 from refitd.hook.server import HookServer
 from refitd.mover.pool import MoverPool
-from refitd.store import open_store
+from refitd.store import MemoryStore, open_store
 from refitd.telemetry.http import MetricsServer
 from refitd.telemetry.metrics import Metrics, ReplicaState
 from refitd.telemetry.notify import Notifier
@@ -35,7 +38,8 @@ class Daemon:
         self._connections = 0
         self._log = structlog.get_logger().bind(node=config.node.name)
         self._lock = _lock_node(config)
-        self._secret = _read_secret(config.data.secret_file)
+        self._secret = load_secret(config)
+        self.orders = Orders(self)
         self.requests = Requests(self)
         self.hook = HookServer(
             config.hook.socket, self.requests, uids=config.hook.uids, gids=config.hook.gids,
@@ -80,10 +84,17 @@ class Daemon:
     def job(self, name: str) -> Job:
         """The job of this name, joined with the first client that speaks of it."""
         if name not in self.jobs:
-            host = self.config.data.host
-            address = f"{host}:{self._data.port}"
+            data = self.config.data
+            address = data.advertise or f"{data.host}:{self._data.port}"
             self.jobs[name] = Job(name, self.config, self._store, self._pool, self.metrics, self._secret, address)
+            self.jobs[name].draining.wanted = self.orders.draining
         return self.jobs[name]
+
+    def guest(self, name: str) -> Agreement:
+        """The records of a job that this node has no part in, to read and to write a word; the caller closes it."""
+        store = self.config.store
+        inline = isinstance(self._store, MemoryStore)
+        return Agreement(self._store, name, store.lease_ttl, store.keepalive, inline, lambda: None)
 
     def count_connections(self, change: int) -> None:
         self._connections += change
@@ -130,13 +141,6 @@ def _lock_node(config: Config) -> int:
         os.close(fd)
         raise Refused("node.name", "a node without a daemon", f"{config.node.name} has one already") from None
     return fd
-
-
-def _read_secret(path: str) -> str:
-    try:
-        return Path(path).read_text().strip() if path else ""
-    except OSError as error:
-        raise ConfigError("data.secret_file", "a readable file", f"{path} ({error.strerror})") from None
 
 
 async def run(config: Config) -> int:

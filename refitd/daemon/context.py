@@ -8,6 +8,7 @@ from typing import Protocol
 from refitd.config import Config
 from refitd.daemon.agree import Agreement
 from refitd.daemon.rank import LocalRank
+from refitd.daemon.secret import Secret
 from refitd.epoch.records import PubId, Slot
 from refitd.plan import Rank
 from refitd.telemetry.metrics import Metrics
@@ -18,7 +19,7 @@ class Context(Protocol):
 
     job: str
     node: str
-    secret: str
+    secret: Secret
     config: Config
     metrics: Metrics
     agreement: Agreement

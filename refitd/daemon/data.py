@@ -1,7 +1,9 @@
 """The data port: one TCP port a daemon. Edges are handed to movers; documents are served by digest.
 
-The first frame of a connection says what it is for and proves the job's secret. Nothing else is read here, so that a
-handed over socket carries the peer's next byte.
+The first frame of a connection says what it is for and shows the proof of it (`refitd.daemon.secret`). Nothing else is
+read here, so that a handed over socket carries the peer's next byte. Until the proof is good a connection costs one
+task and at most `MAX_HELLO` bytes, for at most `HELLO_SECONDS`, and there are at most `MAX_STRANGERS` of them: a new
+one takes the place of the oldest, so that a crowd that says nothing keeps nobody out.
 """
 
 from __future__ import annotations
@@ -9,17 +11,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import hmac
 import json
 import socket
 import struct
 from collections.abc import Callable
 from typing import Any
 
+from refitd.daemon.secret import Secret
 from refitd.errors import ConfigError, ProtocolError, TransportError
 from refitd.hook import wire
 
 HELLO_SECONDS = 5.0
+MAX_HELLO = 4096
+MAX_STRANGERS = 256
 BLOB_SECONDS = 5.0
 MAX_BLOB = 1 << 28
 _LENGTH = struct.Struct(">I")
@@ -38,7 +42,7 @@ def digest_of(data: bytes) -> str:
 class DataServer:
     """Accepts data connections on ``host:port`` (0: any free port)."""
 
-    def __init__(self, host: str, port: int, secret: str, on_edge: OnEdge, find_blob: FindBlob) -> None:
+    def __init__(self, host: str, port: int, secret: Secret, on_edge: OnEdge, find_blob: FindBlob) -> None:
         self._secret, self._on_edge, self._find_blob = secret, on_edge, find_blob
         try:
             self._listener = socket.create_server((host, port), backlog=512)
@@ -46,6 +50,7 @@ class DataServer:
             raise ConfigError("data.port", "a free port on this host", f"{host}:{port} ({error.strerror})") from None
         self._listener.setblocking(False)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._strangers: dict[socket.socket, asyncio.Task[None]] = {}  # not yet proven, oldest first
         self._accepting: asyncio.Task[None] | None = None
 
     @property
@@ -70,18 +75,20 @@ class DataServer:
             except OSError:
                 await asyncio.sleep(0.1)  # out of descriptors: the backlog waits
                 continue
-            task = asyncio.create_task(self._serve(sock))
+            if len(self._strangers) >= MAX_STRANGERS:
+                self._strangers.pop(next(iter(self._strangers))).cancel()
+            task = self._strangers[sock] = asyncio.create_task(self._serve(sock))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+            await asyncio.sleep(0)  # each one gets a look before the next comes, also when many wait
 
     async def _serve(self, sock: socket.socket) -> None:
         """One connection; a stranger, garbage or silence ends it without a word."""
         sock.setblocking(False)
         handed = False
         try:
-            async with asyncio.timeout(HELLO_SECONDS):
-                hello = await _read_hello(sock)
-            if not hmac.compare_digest(str(hello.get("secret")).encode(), self._secret.encode()):
+            hello = await self._greeted(sock)
+            if hello is None:
                 return
             if hello.get("kind") == "edge":
                 handed = True
@@ -95,13 +102,22 @@ class DataServer:
             if not handed:
                 sock.close()
 
+    async def _greeted(self, sock: socket.socket) -> dict[str, Any] | None:
+        """The connection's hello once it has proved itself; None where it does not."""
+        try:
+            async with asyncio.timeout(HELLO_SECONDS):
+                hello = await _read_hello(sock)
+            return hello if self._secret.proves(hello) else None
+        finally:
+            self._strangers.pop(sock, None)
+
     async def _send_blob(self, sock: socket.socket, digest: str) -> None:
         data = self._find_blob(digest)
         if data is not None:
             await asyncio.get_running_loop().sock_sendall(sock, _BLOB_LENGTH.pack(len(data)) + data)
 
 
-async def fetch_blob(address: str, secret: str, digest: str) -> bytes:
+async def fetch_blob(address: str, secret: Secret, digest: str) -> bytes:
     """A document from a peer's data port, checked against its digest. Raises TransportError."""
     host, _, port = address.rpartition(":")
     sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
@@ -118,10 +134,10 @@ async def fetch_blob(address: str, secret: str, digest: str) -> bytes:
     return data
 
 
-async def _ask_blob(sock: socket.socket, address: tuple[str, int], secret: str, digest: str) -> bytes:
+async def _ask_blob(sock: socket.socket, address: tuple[str, int], secret: Secret, digest: str) -> bytes:
     loop = asyncio.get_running_loop()
     await loop.sock_connect(sock, address)
-    await loop.sock_sendall(sock, wire.encode({"kind": "blob", "secret": secret, "digest": digest}))
+    await loop.sock_sendall(sock, wire.encode({"kind": "blob", "secret": secret.blob(digest), "digest": digest}))
     (length,) = _BLOB_LENGTH.unpack(await _read_exactly(sock, _BLOB_LENGTH.size))
     if length > MAX_BLOB:
         raise ProtocolError("document length", f"at most {MAX_BLOB}", str(length))
@@ -130,8 +146,8 @@ async def _ask_blob(sock: socket.socket, address: tuple[str, int], secret: str, 
 
 async def _read_hello(sock: socket.socket) -> dict[str, Any]:
     (length,) = _LENGTH.unpack(await _read_exactly(sock, _LENGTH.size))
-    if length > wire.MAX_FRAME:
-        raise ProtocolError("frame length", f"at most {wire.MAX_FRAME} bytes", str(length))
+    if length > MAX_HELLO:
+        raise ProtocolError("hello length", f"at most {MAX_HELLO} bytes", str(length))
     with contextlib.suppress(ValueError, RecursionError):
         hello = json.loads(await _read_exactly(sock, length))
         if isinstance(hello, dict):

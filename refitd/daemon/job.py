@@ -14,6 +14,7 @@ import structlog
 from refitd.config import Config
 from refitd.daemon.agree import Agreement
 from refitd.daemon.data import digest_of, fetch_blob
+from refitd.daemon.draining import Draining
 from refitd.daemon.edges import Edges
 from refitd.daemon.lane import LaneDriver
 from refitd.daemon.leading import Leading
@@ -21,11 +22,13 @@ from refitd.daemon.loans import Loans
 from refitd.daemon.membership import Membership
 from refitd.daemon.movers import Movers
 from refitd.daemon.rank import LocalRank
+from refitd.daemon.secret import Secret
 from refitd.epoch.records import PubId, Slot
 from refitd.errors import LayoutError, StoreError, TransportError
 from refitd.hook.session import Session
 from refitd.layout import Layout
 from refitd.mover.handle import MoverHandle
+from refitd.mover.limit import Limit
 from refitd.mover.pool import MoverPool
 from refitd.plan import Rank
 from refitd.store import MemoryStore, Store
@@ -39,7 +42,7 @@ class Job:
     """Everything that this daemon does for one job. Lives in the event loop; see `Context` for what lanes use."""
 
     def __init__(
-        self, name: str, config: Config, store: Store, pool: MoverPool, metrics: Metrics, secret: str, address: str
+        self, name: str, config: Config, store: Store, pool: MoverPool, metrics: Metrics, secret: Secret, address: str
     ) -> None:
         self.job, self.node, self.config, self.metrics, self.secret = name, config.node.name, config, metrics, secret
         self.own_address = address
@@ -53,8 +56,10 @@ class Job:
         self._wake = asyncio.Event()
         inline = isinstance(store, MemoryStore)
         self.agreement = Agreement(store, name, config.store.lease_ttl, config.store.keepalive, inline, self.poke)
+        self.limit = Limit.create()
         self.movers = Movers(pool, self, metrics)
         self.membership = Membership(self)
+        self.draining = Draining(self)
         self.leading = Leading(self)
         self.loans = Loans(self)
         self.edges = Edges(self)
@@ -75,6 +80,7 @@ class Job:
         for rank in self.ranks.values():
             rank.close()
         await self.agreement.close()
+        self.limit.close()
 
     def poke_lane(self, replica: str) -> None:
         """Something happened that only this lane need look at."""
@@ -123,7 +129,10 @@ class Job:
 
     async def reconcile(self) -> None:
         """Bring our records up to date, decide if we lead, and let lanes and loans look again."""
+        control = self.agreement.view.control
+        self.limit.set(control.value.limit if control else None)
         await self.membership.publish()
+        await self.draining.publish()
         await self.loans.publish()
         await self.leading.lead()
         self.loans.settle()

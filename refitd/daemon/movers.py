@@ -107,6 +107,7 @@ class Movers:
         if rank is None or rank.mover is not None:
             self._kill(handle, "its rank is gone")
             return
+        handle.send({"kind": "limit"}, [self._job.limit.fd])
         rank.mover, rank.life, rank.mounted = handle, handle.life, {}
         self._log.info("mover_started", key=key, pid=handle.pid, life=handle.life)
         self._job.poke()

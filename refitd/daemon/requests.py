@@ -40,7 +40,8 @@ class Requests:
             "register": self._register, "publish": self._publish, "withdraw": self._withdraw,
             "report": self._report, "receive": self._receive, "relent": self._relent,
             "committed": self._committed, "applied": self._applied, "release": self._release,
-            "status": self._status,
+            "status": self._status, "pause": self._pause, "resume": self._resume, "limit": self._limit,
+            "drain": self._drain,
         }  # fmt: skip
 
     # refitd.hook.server.Handler
@@ -227,6 +228,32 @@ class Requests:
     async def _status(self, session: Session, message: Message, fds: Fds) -> Answer:
         del session, message, fds
         return status(self._daemon), ()
+
+    async def _pause(self, session: Session, message: Message, fds: Fds) -> Answer:
+        del fds
+        _require_admin(session)
+        return await self._daemon.orders.pause(message["job"], message["reason"]), ()
+
+    async def _resume(self, session: Session, message: Message, fds: Fds) -> Answer:
+        del fds
+        _require_admin(session)
+        return await self._daemon.orders.resume(message["job"]), ()
+
+    async def _limit(self, session: Session, message: Message, fds: Fds) -> Answer:
+        del fds
+        _require_admin(session)
+        return await self._daemon.orders.limit(message["job"], message["rate"]), ()
+
+    async def _drain(self, session: Session, message: Message, fds: Fds) -> Answer:
+        del fds
+        _require_admin(session)
+        return self._daemon.orders.drain(message["cancel"]), ()
+
+
+def _require_admin(session: Session) -> None:
+    """Orders come from people, over a connection that does nothing else."""
+    if session.side != ADMIN:
+        raise Refused("side", ADMIN, session.side)
 
 
 def _pidfd(rank: LocalRank) -> list[int]:

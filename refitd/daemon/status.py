@@ -6,7 +6,9 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from refitd.epoch.leader import why_not
+from refitd.epoch.records import Control
 from refitd.epoch.stage import committed, stage
+from refitd.epoch.view import View
 
 if TYPE_CHECKING:
     from refitd.daemon.app import Daemon
@@ -20,19 +22,32 @@ def status(daemon: Daemon) -> dict[str, Any]:
     first = next(iter(jobs.values()), nothing)
     return {
         "node": daemon.config.node.name,
-        "store": {"url": daemon.config.store.url, "local": daemon.config.store.url.startswith("memory:")},
+        "store": _store(daemon),
+        "drain": {"wanted": daemon.orders.draining, **daemon.orders.progress()},
         **first,
         "jobs": jobs,
     }
 
 
+def _store(daemon: Daemon) -> dict[str, Any]:
+    """``answers``: whether our leases in it stand; None where no job has needed it yet."""
+    url, leases = daemon.config.store.url, [job.agreement.alive for job in daemon.jobs.values()]
+    return {"url": url, "local": url.startswith("memory:"), "answers": all(leases) if leases else None}
+
+
 def _job(job: Job) -> dict[str, Any]:
     view = job.agreement.view
+    control = view.control.value if view.control else Control()
     return {
         "leader": view.leader.value.node if view.leader else None,
         "joined": job.membership.joined,
         "generation": view.generation.value.number if view.generation else 0,
         "publication": list(view.newest) if view.newest else None,
+        "paused": control.paused,
+        "paused_reason": control.reason,
+        "limit": control.limit,
+        "draining": [{"node": node, "reason": view.drains[node].value.reason} for node in sorted(view.drains)],
+        "parked": [{"node": node, "reason": view.parked[node].value.reason} for node in sorted(view.parked)],
         "members": [_member(job, node) for node in sorted(view.members)],
         "lanes": [_lane(job, replica) for replica in sorted(view.lanes)],
         "replicas": [_replica(job, replica) for replica in sorted(view.replicas())],
@@ -72,10 +87,19 @@ def _replica(job: Job, replica: str) -> dict[str, Any]:
         "name": replica,
         "publication": list(commit.value.id) if commit else None,
         "step": commit.value.step if commit else None,
+        "lag": _lag(view, replica),
         "ready": done,
         "why": "" if done or newest is None else why_not(view, replica),
         "mode": ", ".join(sorted(modes)),
     }
+
+
+def _lag(view: View, replica: str) -> int | None:
+    """Publications that the replica's last commit is behind the newest; None where one of them is missing."""
+    commit, newest = view.commits.get(replica), view.newest
+    if commit is None or newest is None or view.publication is None or commit.value.generation != newest.generation:
+        return None
+    return view.publication.value.number - commit.value.number
 
 
 def _rank(job: Job, key: str) -> dict[str, Any]:

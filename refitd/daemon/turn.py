@@ -126,12 +126,12 @@ def _send_build(
     driver: LaneDriver, program: Program, handle: MoverHandle, edges: tuple[list[dict[str, Any]], list[str]]
 ) -> None:
     context = driver.context
+    proof = context.secret.edge(context.job, driver.replica, driver.token, handle.key)
     fd = create_document("refitd-program", program.to_bytes())
     try:
         message = {
             "kind": "build", "lane": driver.replica, "token": driver.token, "rank": handle.key, "job": context.job,
-            "secret": context.secret, "connect": edges[0], "accept": edges[1],
-            "timeout": context.config.timeouts.build,
+            "secret": proof, "connect": edges[0], "accept": edges[1], "timeout": context.config.timeouts.build,
         }  # fmt: skip
         handle.send(message, [fd])
     finally:

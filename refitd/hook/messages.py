@@ -86,6 +86,7 @@ def is_name(value: Any) -> bool:
 
 COUNT = Kind("an integer from 0", _integer(0, 1 << 63))
 POSITIVE = Kind("an integer from 1", _integer(1, 1 << 31))
+RATE = Kind("whole bytes per second, 10**6 to 10**15", _integer(10**6, 10**15 + 1))
 STEP = Kind("an integer", _integer(-(1 << 63), 1 << 63))
 WORD = Kind("an unsigned 64-bit integer", _integer(0, 1 << 64))
 FLAG = Kind("true or false", lambda value: isinstance(value, bool))
@@ -120,16 +121,21 @@ REQUESTS: Mapping[str, Fields] = {
     "applied": {"ticket": TICKET},
     "release": {},
     "status": {},
-    "pause": {"job": NAME},
+    "pause": {"job": NAME, "reason": TEXT},
     "resume": {"job": NAME},
-    "drain": {},
-    "limit": {"job": NAME, "rate": _or_null(COUNT)},
+    "drain": {"cancel": FLAG},
+    "limit": {"job": NAME, "rate": _or_null(RATE)},
 }  # fmt: skip
 ANSWERS: Mapping[str, Fields] = {
     **{method: {} for method in REQUESTS},
     "hello": {"proto": COUNT, "server": TEXT, "node": TEXT},
     "register": {"digest": TEXT},
     "report": {"report": _or_null(REPORT)},
+    "status": {"node": TEXT},
+    "pause": {"reason": TEXT},
+    "resume": {"reason": TEXT},
+    "drain": {"drained": FLAG, "reason": TEXT},
+    "limit": {"reason": TEXT},
 }
 EVENTS: Mapping[str, Fields] = {
     "planned": {"seq": COUNT},

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from refitd.daemon import data
-from refitd.daemon.data import DataServer, digest_of, fetch_blob
+from refitd.daemon.data import MAX_HELLO, DataServer, digest_of, fetch_blob
+from refitd.daemon.secret import Secret
 from refitd.errors import ConfigError, TransportError
-from refitd.hook.wire import MAX_FRAME, encode
+from refitd.hook.wire import encode
 
-SECRET = "the job's secret"
+SECRET, OTHER = Secret(b"the job's secret"), Secret(b"another job's secret")
 DOCUMENT = b"a layout" * 1000
 Body = Callable[[DataServer, list[dict[str, Any]]], Awaitable[None]]
 
@@ -58,7 +59,10 @@ async def talk(server: DataServer, sent: bytes, close: bool = True) -> bytes:
         writer.close()
 
 
-EDGE = {"kind": "edge", "secret": SECRET, "job": "j", "lane": "r0", "token": 3, "src": "a", "dst": "b"}
+EDGE = {
+    "kind": "edge", "secret": SECRET.edge("j", "r0", 3, "a"),
+    "job": "j", "lane": "r0", "token": 3, "src": "a", "dst": "b",
+}  # fmt: skip
 
 
 def test_an_edge_is_handed_over_with_its_next_byte_unread() -> None:
@@ -74,18 +78,26 @@ def test_an_edge_is_handed_over_with_its_next_byte_unread() -> None:
 @pytest.mark.parametrize(
     "sent",
     [
-        encode({**EDGE, "secret": "another"}),
+        encode({**EDGE, "secret": OTHER.edge("j", "r0", 3, "a")}),
+        encode({**EDGE, "secret": "the job's secret"}),
+        encode({**EDGE, "job": "k"}),
+        encode({**EDGE, "lane": "r1"}),
+        encode({**EDGE, "token": 4}),
+        encode({**EDGE, "src": "b"}),
+        encode({**EDGE, "kind": "blob", "digest": digest_of(DOCUMENT)}),
         encode({key: value for key, value in EDGE.items() if key != "secret"}),
         encode({**EDGE, "kind": "gossip"}),
         encode({**EDGE, "secret": 17}),
         struct.pack(">I", 4) + b"\xff\xff\xff\xff",
         struct.pack(">I", 2) + b"[]",
-        struct.pack(">I", MAX_FRAME + 1) + b"x",
+        struct.pack(">I", MAX_HELLO + 1) + b"x",
         b"GET / HTTP/1.1\r\n\r\n",
         b"",
     ],
-    ids=["wrong secret", "no secret", "unknown kind", "no text", "garbage", "a list", "oversized", "http", "nothing"],
-)
+    ids=["another secret", "the secret itself", "proof of another job", "of another lane", "of another token",
+         "of another rank", "of another kind", "no secret", "unknown kind", "no text", "garbage", "a list", "oversized",
+         "http", "nothing"],
+)  # fmt: skip
 def test_strangers_are_dropped_without_a_word(sent: bytes) -> None:
     """They learn nothing, nobody else is told, and the next one is served."""
 
@@ -110,11 +122,31 @@ def test_silence_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     with_server(body)
 
 
+def test_a_crowd_that_says_nothing_keeps_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only so many may be unproven at once: the oldest goes, and whoever has the secret comes in."""
+    monkeypatch.setattr(data, "MAX_STRANGERS", 8)
+
+    async def body(server: DataServer, edges: list[dict[str, Any]]) -> None:
+        crowd = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(40)]
+        for reader, _writer in crowd[:32]:
+            assert await asyncio.wait_for(reader.read(), 10) == b""
+        assert len(server._strangers) == 8
+        assert not any(reader.at_eof() for reader, _writer in crowd[32:])
+        address = f"127.0.0.1:{server.port}"
+        assert await fetch_blob(address, SECRET, digest_of(DOCUMENT)) == DOCUMENT
+        assert await talk(server, encode(EDGE) + b"buckets!") == b"taken"
+        assert len(server._strangers) < 8
+        for _reader, writer in crowd:
+            writer.close()
+
+    with_server(body)
+
+
 def test_a_document_is_served_by_digest() -> None:
     """8 bytes of length, then the bytes."""
 
     async def body(server: DataServer, edges: list[dict[str, Any]]) -> None:
-        request = {"kind": "blob", "secret": SECRET, "digest": digest_of(DOCUMENT)}
+        request = {"kind": "blob", "secret": SECRET.blob(digest_of(DOCUMENT)), "digest": digest_of(DOCUMENT)}
         assert await talk(server, encode(request)) == struct.pack(">Q", len(DOCUMENT)) + DOCUMENT
         assert await talk(server, encode({**request, "digest": "0" * 32})) == b""
 
@@ -126,7 +158,7 @@ def test_fetching_fails_for_unknown_documents_and_secrets() -> None:
 
     async def body(server: DataServer, edges: list[dict[str, Any]]) -> None:
         address = f"127.0.0.1:{server.port}"
-        for secret, digest in ((SECRET, "0" * 32), ("another", digest_of(DOCUMENT))):
+        for secret, digest in ((SECRET, "0" * 32), (OTHER, digest_of(DOCUMENT))):
             with pytest.raises(TransportError, match=digest) as caught:
                 await fetch_blob(address, secret, digest)
             assert caught.value.edge == (address, "here")

@@ -185,9 +185,19 @@ def test_a_rank_belongs_to_the_process_that_came_first(raw: Any) -> None:
     assert again.ask("status")["ok"] is True
 
 
-def test_methods_that_this_daemon_does_not_carry_out_are_refused(raw: Any) -> None:
-    """Known to the protocol and not here, and not known at all."""
+def test_methods_that_nobody_knows_are_refused(raw: Any) -> None:
+    """They have a code of their own, and the session goes on."""
     client = raw("trainer")
-    assert client.ask("limit", job="raw", rate=None)["error"]["code"] in ("refused", "unknown_method")
     assert client.ask("dance")["error"]["code"] == "unknown_method"
     assert client.ask("status")["ok"] is True
+
+
+@pytest.mark.parametrize(
+    ("method", "fields"),
+    [("pause", {"job": "raw", "reason": ""}), ("resume", {"job": "raw"}), ("limit", {"job": "raw", "rate": None}),
+     ("drain", {"cancel": False})],
+)  # fmt: skip
+def test_only_people_give_orders(raw: Any, method: str, fields: dict[str, Any]) -> None:
+    """A trainer or an engine that pauses its job is mistaken."""
+    for side in ("trainer", "engine"):
+        assert error(raw(side).ask(method, **fields)) == ("refused", "side", side)

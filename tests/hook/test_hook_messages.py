@@ -25,6 +25,7 @@ from refitd.errors import (
     StoreTimeout,
 )  # fmt: skip
 from refitd.hook import channel
+from refitd.hook.admin import ask
 from refitd.hook.answers import error_answer, error_of
 from refitd.hook.engine import connect_engine
 from refitd.hook.memory import shared_empty
@@ -194,9 +195,21 @@ def test_daemon_speaks_the_golden_events(daemon: FakeDaemon, raw: Callable[[], R
 @pytest.mark.parametrize("name", ADMIN)
 def test_daemon_answers_admin_requests(daemon: FakeDaemon, raw: Callable[[], Raw], name: str) -> None:
     """Admin requests pass the server's checks and are answered under their number."""
+    fields = {key: value for key, value in golden("answer", name).items() if key not in ("id", "ok")}
+    daemon.replies[name] = lambda _session, _message, _fds: (fields, [])
     client = raw()
     client.hello(side="admin", job="", group="")
     assert client.ask({**golden("request", name), "id": 2}) == {**golden("answer", name), "id": 2}
+
+
+@pytest.mark.parametrize("name", ADMIN)
+def test_people_speak_the_golden_requests(daemon: FakeDaemon, name: str) -> None:
+    """What `ask` sends equals the golden files, and what it returns are the answer's fields."""
+    fields = {key: value for key, value in golden("answer", name).items() if key not in ("id", "ok")}
+    daemon.replies[name] = lambda _session, _message, _fds: (fields, [])
+    said = {key: value for key, value in golden("request", name).items() if key not in ("id", "method")}
+    assert ask(name, str(daemon.path), **said) == fields
+    assert daemon.requests == [{**golden("request", name), "id": 2}]
 
 
 def test_client_imports_nothing_heavy() -> None:
