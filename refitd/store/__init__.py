@@ -73,7 +73,7 @@ def open_store(
     """
     scheme, separator, rest = url.partition("://")
     if not separator or scheme not in ("memory", "etcd", "etcd+spawn") or (scheme == "memory" and rest):
-        raise ConfigError("store.url", _EXPECTED, repr(url))
+        raise ConfigError("store.url", _EXPECTED, repr(url) if "@" not in url else "one with '@'")  # a password's
     if scheme == "memory":
         return MemoryStore()
     if scheme == "etcd+spawn":

@@ -65,11 +65,16 @@ class Transaction:
         while True:
             left = max(LEAST, min(share, deadline - time.monotonic()))
             try:
-                return self._send(left) if doubt is None else self._settle(left, doubt)
+                result = self._send(left) if doubt is None else self._settle(left)
             except StoreTimeout as error:
                 failure = doubt = doubt or error
             except StoreUnavailable as error:
                 failure = doubt or error
+            else:
+                if result is not None:
+                    return result
+                if self._again:  # it was refused, or applied and overtaken: nobody can tell
+                    raise StoreTimeout(f"{doubt}; its keys have changed since") from None
             if self._channel.closed or not self._worth(doubt) or time.monotonic() > deadline - LEAST:
                 raise failure
             time.sleep(min(random.uniform(*_PAUSE), max(0.0, deadline - time.monotonic())))  # noqa: S311 - jitter
@@ -82,16 +87,13 @@ class Transaction:
         reply = self._call(self._request, seconds)
         return TxnResult(reply.succeeded, reply.header.revision, from_gets(reply.responses))
 
-    def _settle(self, seconds: float, doubt: StoreTimeout) -> TxnResult:
+    def _settle(self, seconds: float) -> TxnResult | None:
+        """Look, or send again; None where what is there is not ours."""
         reply = self._call(self._look, seconds)
         if self._again and reply.succeeded:
             return TxnResult(True, reply.header.revision, from_gets(reply.responses))
         revision = self._ours(from_gets(reply.responses))
-        if revision:
-            return TxnResult(True, revision, ())
-        if self._again:  # it was refused, or applied and overtaken: nobody can tell
-            raise StoreTimeout(f"{doubt}; its keys have changed since") from doubt
-        raise doubt
+        return TxnResult(True, revision, ()) if revision else None
 
     def _ours(self, items: Sequence[Item | None]) -> int:
         """The revision that wrote all of our puts, 0 where that cannot be seen."""

@@ -166,13 +166,16 @@ class EtcdWatch:
         self._next = revision + 1
 
     def _canceled(self, stream: _Stream, reason: str) -> None:
+        text = f"etcd ended the watch of {self._prefix!r}: {reason}"
         if "permission denied" in reason:
-            self._refused(stream, PermissionDenied(f"etcd: watch of {self._prefix!r}: {reason}"))
+            self._refused(stream, PermissionDenied(text))
+        elif "auth" in reason.lower():
+            self._refused(stream, Unauthenticated(text))
         elif "no leader" in reason:
             self._failed(stream, reason)
         else:
             self._drop()
-            raise StoreError(f"etcd ended the watch of {self._prefix!r}: {reason}")
+            raise StoreError(text)
 
     def _refused(self, stream: _Stream | None, error: StoreError) -> None:
         """etcd says the same for a token that it no longer knows: log in once more before believing it."""
