@@ -83,6 +83,8 @@ class SimHandle:
         """Descriptors are read here and now, as if they had been duplicated."""
         if not self.alive:
             return
+        if message["kind"] == "limit":
+            return  # bandwidth has no price here
         read = {"mount": self._memory, "edge": self._connection}.get(message["kind"], _document)
         things = [read(fd) for fd in fds]
         self._there_at = max(self._there_at, loop().time() + self._world.rng.uniform(0.0001, 0.002))

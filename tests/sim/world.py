@@ -21,6 +21,7 @@ from refitd.config import Config, DataConfig, NodeConfig, StoreConfig
 from refitd.daemon.data import digest_of
 from refitd.daemon.job import Job
 from refitd.daemon.requests import Requests
+from refitd.daemon.secret import Secret
 from refitd.epoch.codec import decode
 from refitd.errors import TransportError
 from refitd.plan import Program
@@ -78,6 +79,23 @@ class Machine:
         self.start_daemon()
 
 
+class SimLimit:
+    """Bandwidth has no price here; what is set can be looked at."""
+
+    fd = -1
+    rate: int | None = None
+
+    @classmethod
+    def create(cls) -> SimLimit:
+        return cls()
+
+    def set(self, rate: int | None) -> None:
+        self.rate = rate
+
+    def close(self) -> None:
+        """As the real one has it."""
+
+
 class SimDaemon:
     """One life of a daemon: the real jobs and requests, fakes around them."""
 
@@ -101,8 +119,8 @@ class SimDaemon:
 
     def job(self, name: str) -> Job:
         if name not in self.jobs:
-            store = self.world.store_of(self)
-            self.jobs[name] = Job(name, self.config, store, self.pool, self.metrics, "secret", f"{self.machine.name}:1")  # type: ignore[arg-type]
+            store, secret, address = self.world.store_of(self), Secret(b"secret"), f"{self.machine.name}:1"
+            self.jobs[name] = Job(name, self.config, store, self.pool, self.metrics, secret, address)  # type: ignore[arg-type]
         return self.jobs[name]
 
     def find_blob(self, digest: str) -> bytes | None:
@@ -323,6 +341,7 @@ class World:
                 "uuid.uuid4": lambda: uuid.UUID(int=self.number()),
                 "refitd.daemon.agree.threading": threads,
                 "refitd.daemon.job.fetch_blob": self.fetch_blob,
+                "refitd.daemon.job.Limit": SimLimit,
                 "refitd.daemon.membership.boot_id": self._boot_id,
                 "refitd.epoch.view.decode": _decode,  # the same bytes, once for all nodes
             }.items():
