@@ -2,8 +2,11 @@
 
 Armed by ``REFITD_FAILPOINTS=<path of a unix socket>``: each point that is reached sends one JSON line there and
 waits for one line back, ``go`` or ``skip``. ``skip`` plants a fault: the caller leaves the step out. A tester that
-goes away means ``go``. With ``REFITD_EFFECTS=1`` as well, so does every effect that a process is about to have on
-another: each write to the store, message to a client or a mover, and word of a control page (``effect:<what>``).
+goes away means ``go``.
+
+Every effect that a process is about to have on another is a point too: each write to the store, message to a client or
+a mover, and word of a control page. With ``REFITD_EFFECTS=<path of a file>`` as well, the one that the file names is
+reported, as ``effect:<what>``; or all of them, for ``*``.
 """
 
 from __future__ import annotations
@@ -26,8 +29,17 @@ def failpoint(name: str, **facts: str | int) -> bool:
 
 def effect(what: str) -> None:
     """Report that ``what`` comes next: after it, others can tell that this process was here."""
-    if os.environ.get(_EFFECTS):
+    path = os.environ.get(_EFFECTS)
+    if path and _armed(path) in ("*", what):
         failpoint(f"effect:{what}")
+
+
+def _armed(path: str) -> str:
+    try:
+        with open(path) as file:
+            return file.read().strip()
+    except OSError:
+        return ""
 
 
 def _ask(path: str, message: dict[str, str | int]) -> str:

@@ -99,14 +99,25 @@ class Scene:
         for client in self.clients:
             self.launch(client)
         await self._wait("clients", lambda: all(client.ready for client in self.clients))
-        await self._wait("lanes", self._lanes_open)
+        await self._wait_for_lanes()
 
     async def _wait(self, what: str, condition: Callable[[], bool]) -> None:
         if not await until(lambda: condition() or bool(self.dead()), self.changed, START_SECONDS) or self.dead():
             raise TimeoutError(f"{what} did not come up" + f" ({', '.join(self.dead())} ended)" * bool(self.dead()))
 
+    async def _wait_for_lanes(self) -> None:
+        """Wait until every daemon knows of a lane for each replica: movers have started by then. Raises TimeoutError.
+
+        Asked from a thread: a daemon may stand at a failpoint, and wait for this loop.
+        """
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                while not await asyncio.to_thread(self._lanes_open):
+                    await asyncio.sleep(0.05)
+        except TimeoutError:
+            raise TimeoutError("lanes did not come up") from None
+
     def _lanes_open(self) -> bool:
-        """Whether every daemon knows of a lane for each replica: movers have started by then."""
         try:
             jobs = [daemon.status()["jobs"].get(JOB) for daemon in self.cluster.daemons.values()]
         except RefitdError:

@@ -95,7 +95,9 @@ class Tally:
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line; exits with status 2 where it makes no sense."""
     parser = argparse.ArgumentParser(prog="python -m refitd.demo.chaos", description=__doc__)
-    parser.add_argument("what", nargs="?", choices=("faults", "points"), default="faults", help="default: %(default)s")
+    parser.add_argument(
+        "what", nargs="?", choices=("faults", "points", "soak"), default="faults", help="default: %(default)s"
+    )
     parser.add_argument("--seed", type=int, default=1, help="of faults: which, when, and in what order")
     parser.add_argument("--faults", type=int, default=20, metavar="N", help="how many")
     parser.add_argument("--only", default="", metavar="TEXT", help="faults, or points, whose name contains it")
@@ -104,6 +106,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--network", choices=("auto", "proxies"), default="auto", help="how nodes are cut off")
     parser.add_argument("--keep-logs", type=Path, metavar="DIR", help="logs of clusters that failed")
     parser.add_argument("--record", type=Path, metavar="FILE", help="write the result there, with the commit")
+    parser.add_argument("--turns", type=int, default=1000, help="of soak")
     parser.add_argument("--hold", type=Path, metavar="FILE", help="rest, between two faults, while this file is there")
     parser.add_argument("--session", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
@@ -117,6 +120,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run it; the exit status is 1 where anything was torn, lost, dead or too late."""
     arguments = parse(argv)
+    if arguments.what == "soak":
+        from refitd.demo.chaos.soak import main as soak
+
+        return soak(arguments.turns)
     if arguments.session:
         return _play(arguments)
     began, tally = time.monotonic(), Tally(arguments.seed)
