@@ -74,6 +74,10 @@ def open_store(
     scheme, separator, rest = url.partition("://")
     if not separator or scheme not in ("memory", "etcd", "etcd+spawn") or (scheme == "memory" and rest):
         raise ConfigError("store.url", _EXPECTED, repr(url) if "@" not in url else "one with '@'")  # a password's
+    credentials = {"user": user, "password_file": password_file, "ca": ca, "cert": cert, "key": key}
+    for name, given in credentials.items():
+        if given and scheme != "etcd":
+            raise ConfigError(f"store.{name}", "an etcd:// URL that it is for", f"{scheme}://")
     if scheme == "memory":
         return MemoryStore()
     if scheme == "etcd+spawn":
@@ -83,7 +87,7 @@ def open_store(
     from refitd.store._etcd_endpoint import Credentials
     from refitd.store.etcd import EtcdStore
 
-    return EtcdStore(rest, Credentials(user, password_file, ca, cert, key), request_timeout)
+    return EtcdStore(rest, Credentials(**credentials), request_timeout)
 
 
 def spawn_etcd(data: str | None = None, prefer: Prefer = "path", port: int = 0, fsync: bool = False) -> EtcdProcess:

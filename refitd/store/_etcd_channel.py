@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 import structlog
+import tenacity
 
 from refitd.errors import StoreError, StoreTimeout, StoreUnavailable, Unauthenticated, Untrusted
 from refitd.store._etcd_endpoint import Credentials, Endpoint, Metadata, Stubs, parse_addresses
@@ -41,21 +42,26 @@ class Attempts:
         """Seconds for the next attempt."""
         return max(LEAST, min(self._share, self._deadline - time.monotonic()))
 
-    def again(self, error: StoreError) -> bool:
+    def again(self, error: BaseException) -> bool:
         """Whether to ask another server after this failure."""
-        self._failures.append(error)
-        rounds, place = divmod(len(self._failures), self._servers)
-        if self._repeat and rounds and all(isinstance(e, Untrusted) for e in self._failures):
+        if not isinstance(error, StoreUnavailable | StoreTimeout | Untrusted):
             return False
-        if not self._repeat:
-            return not isinstance(error, StoreTimeout) and not rounds
-        if place == 0:
-            time.sleep(max(0.0, min(random.uniform(*_PAUSE), self._deadline - time.monotonic())))  # noqa: S311 - jitter
-        return time.monotonic() < self._deadline - LEAST
+        self._failures.append(error)
+        everybody = len(self._failures) >= self._servers
+        if self._repeat:
+            hopeless = everybody and all(isinstance(e, Untrusted) for e in self._failures)
+            return not hopeless and time.monotonic() < self._deadline - LEAST
+        return not everybody and not isinstance(error, StoreTimeout)
 
-    def error(self) -> StoreError:
+    def pause(self, _state: object) -> float:
+        """Seconds until the next attempt: none before everybody was asked."""
+        if len(self._failures) % self._servers:
+            return 0.0
+        return max(0.0, min(random.uniform(*_PAUSE), self._deadline - time.monotonic()))  # noqa: S311 - jitter
+
+    def error(self, last: StoreError) -> StoreError:
         """The failure to report: one that leaves the outcome open, else the last one."""
-        return next((e for e in self._failures if isinstance(e, StoreTimeout)), self._failures[-1])
+        return next((e for e in self._failures if isinstance(e, StoreTimeout)), last)
 
 
 class Channel:
@@ -92,16 +98,15 @@ class Channel:
         Raises a StoreError: StoreTimeout where a ``write`` may have happened.
         """
         attempts = Attempts(self.timeout if timeout is None else timeout, len(self._endpoints), repeat)
-        while True:
-            endpoint = self._current
-            try:
-                return self._ask(kind, endpoint, action, write, attempts.left)
-            except (StoreUnavailable, StoreTimeout, Untrusted) as error:
-                if self.closed:
-                    raise
-                self.blame(endpoint, str(error))
-                if not attempts.again(error):
-                    raise attempts.error() from None
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception(lambda error: not self.closed and attempts.again(error)),
+            wait=attempts.pause,
+            reraise=True,
+        )
+        try:
+            return retrying(lambda: self._turn(kind, action, write, attempts.left))
+        except (StoreUnavailable, StoreTimeout, Untrusted) as error:
+            raise attempts.error(error) from None
 
     def stream(self, kind: str, start: Callable[[Stubs, Metadata], Any]) -> tuple[Endpoint, Metadata, Any]:
         """Start a stream at the present server: (server, metadata, stream). End it with ``server.release(stream)``.
@@ -152,6 +157,16 @@ class Channel:
         self.closed = True
         for endpoint in self._endpoints:
             endpoint.close()
+
+    def _turn(self, kind: str, action: Action, write: bool, seconds: float) -> Any:
+        """Ask the present server; leave it when it fails."""
+        endpoint = self._current
+        try:
+            return self._ask(kind, endpoint, action, write, seconds)
+        except (StoreUnavailable, StoreTimeout, Untrusted) as error:
+            if not self.closed:
+                self.blame(endpoint, str(error))
+            raise
 
     def _ask(self, kind: str, endpoint: Endpoint, action: Action, write: bool, seconds: float) -> Any:
         """One server; once more with a new token when the old one is refused."""

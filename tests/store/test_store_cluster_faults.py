@@ -162,7 +162,7 @@ def test_the_quorum_is_lost_and_regained(cluster: EtcdCluster, store: EtcdStore)
         assert time.monotonic() - start < 2.3
     assert until(lambda: len(told) == 2)
     assert [hold for _, hold, _ in told] == [Hold.HELD, Hold.DOUBTFUL]
-    assert 0 <= told[1][0] - keeper.deadline < 0.2
+    assert 0 <= told[1][0] - keeper.deadline < 1
     assert keeper.deadline - deadline < 0.6  # at most a renewal that was under way
     assert (keeper.alive, keeper.lease) == (False, lease)
     for i in away:

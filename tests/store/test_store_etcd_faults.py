@@ -15,9 +15,10 @@ from typing import Any
 
 import grpc
 import pytest
+from watching import Collector
 
 from refitd.errors import ConfigError, PermissionDenied, StoreTimeout, StoreUnavailable, Unauthenticated
-from refitd.store import Deleted, DeleteOp, Event, Item, Put, Resync, _etcd_watch, open_store, spawn, spawn_etcd
+from refitd.store import Deleted, DeleteOp, Item, Put, Resync, _etcd_watch, open_store, spawn, spawn_etcd
 from refitd.store._etcd_codec import key_range
 from refitd.store._etcd_endpoint import Credentials, Endpoint, etcdrpc, parse_addresses
 from refitd.store._etcd_errors import translate
@@ -37,25 +38,6 @@ def data(tmp_path: pathlib.Path) -> Iterator[str]:
     """A data folder that is deleted at once: etcd preallocates 123 MB."""
     yield str(tmp_path / "etcd")
     shutil.rmtree(tmp_path / "etcd", ignore_errors=True)
-
-
-class Collector(threading.Thread):
-    """Reads a watch until it ends."""
-
-    def __init__(self, watch: Any) -> None:
-        super().__init__()
-        self.watch, self.events = watch, list[Event]()
-        self.start()
-
-    def run(self) -> None:
-        for event in self.watch:
-            self.events.append(event)
-
-    def wait_for(self, number: int, seconds: float = 10.0) -> list[Event]:
-        deadline = time.monotonic() + seconds
-        while len(self.events) < number and time.monotonic() < deadline:
-            time.sleep(0.01)
-        return self.events
 
 
 def test_a_frozen_etcd_is_a_timeout(own_etcd: EtcdProcess) -> None:
@@ -284,6 +266,14 @@ def test_half_of_the_credentials_is_refused(options: dict[str, str], field: str)
     with pytest.raises(ConfigError) as caught:
         open_store("etcd://127.0.0.1:2379", **options)
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize("url", ["memory://", "etcd+spawn://"])
+@pytest.mark.parametrize("name", ["user", "password_file", "ca", "cert", "key"])
+def test_credentials_without_a_cluster_are_refused(url: str, name: str) -> None:
+    """A store that would ignore them says so, before anything is started."""
+    with pytest.raises(ConfigError, match=rf"store\.{name}: expected an etcd:// URL that it is for, got {url}"):
+        open_store(url, **{name: "x"})
 
 
 def test_grpc_is_imported_for_etcd_only() -> None:
