@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, overload
 
+from refitd.failpoints import effect
 from refitd.hook.messages import ADMIN
 from refitd.hook.page import ControlPage
 from refitd.hook.peer import peer_of
@@ -161,6 +162,7 @@ class Session:
         """Queue a frame; nothing happens on a session that is closed."""
         if self.closed is not None:
             return
+        effect(f"event {message['event']}" if "event" in message else "answer")
         self._outbox.push(message, fds)
         if self._outbox.nbytes > OUTBOX_LIMIT:
             self.close("the client stopped reading: its outbox is full")

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from refitd.errors import InputError, ProtocolError
+from refitd.failpoints import effect
 from refitd.hook.memfd import read_document
 from refitd.hook.wire import Connection, Message
 from refitd.mover.board import LaneFacts
@@ -176,6 +177,8 @@ class _Reporter:
         self._connection, self._lock = connection, threading.Lock()
 
     def send(self, message: Message) -> None:
+        if message["kind"] not in ("pong", "progress"):
+            effect(f"word of a mover {message['kind']}")
         try:
             with self._lock:
                 self._connection.send(message)
