@@ -137,8 +137,8 @@ class Job:
         await self.leading.lead()
         self.loans.settle()
         self.movers.restart_excluded(self.agreement.view)
-        for replica in self.agreement.view.lanes:
-            if replica not in self.lanes:
+        for replica, stored in self.agreement.view.lanes.items():
+            if replica not in self.lanes and self.node in stored.value.nodes:
                 self.lanes[replica] = LaneDriver(self, replica)
         for lane in self.lanes.values():
             lane.poke()
