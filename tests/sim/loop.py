@@ -136,6 +136,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def call_soon_threadsafe(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:
         return self.call_soon(callback, *args, context=context)
 
+    def _check_closed(self) -> None:
+        """What unwinds after the end may still cancel its timers."""
+
     def _process_events(self, event_list: Any) -> None:
         """There are no events but ours."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -18,21 +19,23 @@ from .oracle import Violation
 from .trainer import TrainerGroup
 from .world import World
 
-MODEL = {"a": ((8, 6), "int64"), "b": ((12,), "int64"), "c": ((6, 8), "int64")}
+Model = dict[str, tuple[tuple[int, ...], str]]
+WIDE: Model = {"a": ((64, 2), "int64"), "b": ((64,), "int64")}
+MODEL: Model = {"a": ((8, 6), "int64"), "b": ((12,), "int64"), "c": ((6, 8), "int64")}
 CONVERGE_SECONDS = 60.0
 
 
-def layouts(world_size: int, dim: int) -> list[Layout]:
+def layouts(world_size: int, dim: int, model: Model = MODEL) -> list[Layout]:
     """One rank's layout each; the bias is always cut along its only axis."""
-    return [split_layout(MODEL, rank, world_size, 0) if dim == 0 else _columns(rank, world_size)
+    return [split_layout(model, rank, world_size, 0) if dim == 0 else _columns(rank, world_size, model)
             for rank in range(world_size)]  # fmt: skip
 
 
-def _columns(rank: int, world_size: int) -> Layout:
+def _columns(rank: int, world_size: int, model: Model) -> Layout:
     from refitd.layout.box import Box, Piece
 
     storages, pieces = {}, []
-    for name, (shape, dtype) in MODEL.items():
+    for name, (shape, dtype) in model.items():
         axis = len(shape) - 1
         step = -(-shape[axis] // world_size)
         low, high = min(rank * step, shape[axis]), min((rank + 1) * step, shape[axis])
@@ -41,7 +44,7 @@ def _columns(rank: int, world_size: int) -> Layout:
         if box.volume:
             strides = (high - low, 1) if axis else (1,)
             pieces.append(Piece(name, box, name, 0, strides))
-    described = {name: (tuple(shape), dtype) for name, (shape, dtype) in MODEL.items()}
+    described = {name: (tuple(shape), dtype) for name, (shape, dtype) in model.items()}
     return Layout.from_pieces(described, storages, pieces)
 
 
@@ -49,7 +52,7 @@ class Scenario:
     """One seed's run."""
 
     def __init__(self, world: World) -> None:
-        self.world = world
+        self.world, self.model = world, MODEL
 
     def build(self, nodes: int, trainers: int, replicas: list[tuple[int, str]]) -> None:
         """``trainers`` ranks on the first nodes; replicas of (ranks, mode) on the others, in turn."""
@@ -67,6 +70,16 @@ class Scenario:
             name = f"r{i}"
             world.replicas[name] = Replica(world, name, hosts, layouts(ranks, world.rng.randrange(2)), mode)
 
+    def build_wide(self, trainers: int, replicas: list[tuple[int, str]]) -> None:
+        """Each rank on a node of its own."""
+        world, numbers = self.world, itertools.count()
+        machines = (world.machine(f"n{next(numbers):04}") for _ in itertools.count())
+        self.model = WIDE
+        self.trainer_machines = [next(machines) for _ in range(trainers)]
+        for i, (ranks, mode) in enumerate(replicas):
+            hosts = [next(machines) for _ in range(ranks)]
+            world.replicas[f"r{i}"] = Replica(world, f"r{i}", hosts, layouts(ranks, 0, WIDE), mode)
+
     def start(self) -> None:
         world = self.world
         for machine in world.machines.values():
@@ -79,7 +92,7 @@ class Scenario:
     def new_run(self, step: int) -> TrainerGroup:
         world = self.world
         machines = self.trainer_machines
-        group = TrainerGroup(world, f"run{len(world.groups)}", machines, layouts(len(machines), 0), step)
+        group = TrainerGroup(world, f"run{len(world.groups)}", machines, layouts(len(machines), 0, self.model), step)
         world.groups.append(group)
         for rank in range(len(machines)):
             loop().call_later(world.rng.uniform(0, 0.5), group.start, rank)
@@ -151,12 +164,12 @@ class Scenario:
         self.world.check()
         return True
 
-    async def assert_i7_converges(self, when: str) -> float:
+    async def assert_i7_converges(self, when: str, seconds: float = CONVERGE_SECONDS) -> float:
         """All live replicas reach the newest publication; how long that took."""
         world, started = self.world, loop().time()
         converged = lambda: world.oracle.newest() is not None and not world.oracle.lagging()  # noqa: E731
-        if not await self.until(converged, CONVERGE_SECONDS):
-            late = f"{when}: not within {CONVERGE_SECONDS:g} s: {world.oracle.lagging()}; {world.oracle.why()}"
+        if not await self.until(converged, seconds):
+            late = f"{when}: not within {seconds:g} s: {world.oracle.lagging()}; {world.oracle.why()}"
             raise Violation(f"seed {world.seed}: I7: {late}")
         return loop().time() - started
 

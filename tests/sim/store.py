@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import builtins
-import random
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from refitd.errors import StoreTimeout, StoreUnavailable
 from refitd.store.base import Compare, Event, Item, Lease, Op, PutOp, Resync, TxnResult
 
 from .etcd import SimEtcd
 from .loop import PROCESS, loop, sleep, wait
-from .net import ETCD, KERNEL, Net
+from .net import ETCD, KERNEL
+
+if TYPE_CHECKING:
+    from .world import World
 
 T = TypeVar("T")
 REQUEST_SECONDS = 2.0
@@ -41,8 +43,9 @@ class SimLease:
 class SimStore:
     """A Store for one host."""
 
-    def __init__(self, etcd: SimEtcd, net: Net, host: str, rng: random.Random, counts: Counter[str]) -> None:
-        self.etcd, self._net, self._host, self._rng, self._counts = etcd, net, host, rng, counts
+    def __init__(self, world: World, host: str) -> None:
+        self.etcd, self._net, self._host, self._rng = world.etcd, world.net, host, world.rng
+        self._world, self._counts = world, world.counts
         self._watches: list[SimWatch] = []
         self.closed = False
 
@@ -64,7 +67,7 @@ class SimStore:
 
     def watch(self, prefix: str, from_revision: int = 0) -> SimWatch:
         self._counts["watch"] += 1
-        watch = SimWatch(self.etcd, self._net, self._host, prefix, from_revision)
+        watch = SimWatch(self._world, self._host, prefix, from_revision)
         self._watches.append(watch)
         return watch
 
@@ -134,14 +137,15 @@ def _when_led(etcd: SimEtcd, request: Callable[[], Any], tries: int = 40) -> Non
 class SimWatch:
     """The changes below a prefix; what happens during a cut comes after it, or as a Resync."""
 
-    def __init__(self, etcd: SimEtcd, net: Net, host: str, prefix: str, from_revision: int) -> None:
-        self._etcd, self._net, self._host, self._prefix, self._next = etcd, net, host, prefix, from_revision
+    def __init__(self, world: World, host: str, prefix: str, from_revision: int) -> None:
+        self._world, self._etcd, self._net = world, world.etcd, world.net
+        self._host, self._prefix, self._next = host, prefix, from_revision
         self._pending: deque[Event] = deque()
         self._woken: asyncio.Future[None] | None = None
         self._due = False
         self._closed = False
         self._process = PROCESS.get()
-        self._stop = etcd.watch(self._schedule)
+        self._stop = self._etcd.watch(self._schedule)
         self._schedule()
 
     def __iter__(self) -> Iterator[Event]:
@@ -165,7 +169,7 @@ class SimWatch:
             self._stop()
         elif not self._due:
             self._due = True
-            delay = self._net.delay(ETCD, self._host) if after is None else after
+            delay = self._net.delay(ETCD, self._host) + self._world.watch_delay if after is None else after
             loop().call_later(delay, self._pump, after or _BACKOFF[0], context=KERNEL)
 
     def _pump(self, again: float) -> None:
@@ -182,6 +186,7 @@ class SimWatch:
             events, revision = self._etcd.since(self._prefix, self._next)
         self._next = revision + 1
         if events:
+            self._world.counts["told"] += len(events)
             self._pending.extend(events)
             self._wake()
 

@@ -108,7 +108,7 @@ class SimDaemon:
         self.config = world.config(machine.name)
         self.metrics: Any = NoMetrics()
         self.jobs: dict[str, Job] = {}
-        self.store = SimStore(world.etcd, world.net, machine.name, world.rng, world.counts)
+        self.store = SimStore(world, machine.name)
         self.pool = SimPool(machine, self.process)
         self.requests = self.process.run(Requests, self)
         self.hook = SimHook(self)
@@ -189,6 +189,7 @@ class World:
         self.mixed_planners = False
         self.spawn_fails = 0.0
         self.bucket_time = (0.0005, 0.01)
+        self.watch_delay = 0.0  # seconds that the store gathers events for, beside the network's
         self.train_seconds, self.patience = 1.0, 10.0
 
     # Small things.
