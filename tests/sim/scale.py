@@ -1,0 +1,128 @@
+"""A job of 1,024 nodes and 64 lanes: what a turn costs the store, what its watches carry, how long a leader thinks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+from refitd.hook.messages import HOST_SHADOW, IN_PLACE
+
+from .scenario import Scenario, run
+from .world import World
+
+CONVERGE_SECONDS = 60.0
+
+
+@dataclass
+class Cost:
+    """What the store did for one event of the job."""
+
+    name: str
+    writes: Counter[str] = field(default_factory=Counter)
+    told: int = 0
+    seconds: float = 0.0
+
+    @property
+    def total(self) -> int:
+        return self.writes.total()
+
+
+class Meter:
+    """Store operations and watch events between two moments."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    def _now(self) -> tuple[Counter[str], int]:
+        return Counter(self.world.etcd.writes), self.world.counts["told"]
+
+    async def measure(self, name: str, act: Any, settle: Any) -> Cost:
+        writes, told = self._now()
+        started = self.world.loop.now
+        act()
+        await settle()
+        after, told_after = self._now()
+        return Cost(name, after - writes, told_after - told, self.world.loop.now - started)
+
+
+def hosts(nodes: int, lanes: int) -> tuple[int, list[int]]:
+    """Trainer nodes, and the ranks of each lane, one a node."""
+    trainers = max(nodes // 64, 2)
+    each, more = divmod(nodes - trainers, lanes)
+    return trainers, [each + (i < more) for i in range(lanes)]
+
+
+async def measure(scenario: Scenario, nodes: int, lanes: int) -> dict[str, Any]:
+    """Start everything; then kill one mover, one engine rank, and the trainers' run, and count what that costs."""
+    world = scenario.world
+    world.watch_delay = 0.05
+    world.train_seconds, world.patience = 20.0, 60.0
+    trainers, sizes = hosts(nodes, lanes)
+    scenario.build_wide(trainers, [(size, HOST_SHADOW if i % 4 == 3 else IN_PLACE) for i, size in enumerate(sizes)])
+    thinking: list[float] = []
+    with watched_decisions(thinking):
+        scenario.start()
+        world.still = True
+        await scenario.assert_i7_converges("at the start", CONVERGE_SECONDS)
+        await asyncio.sleep(3.0)
+        meter = Meter(world)
+
+        async def settled() -> None:
+            await asyncio.sleep(1.0)
+            await scenario.assert_i7_converges("after a turn", CONVERGE_SECONDS)
+            await asyncio.sleep(1.0)
+
+        lane = await meter.measure("one lane's turn", lambda: kill_a_mover(world, "r0"), settled)
+        supervisor = asyncio.ensure_future(scenario.supervise())
+        job = await meter.measure("the whole job's turn (a new run)", scenario.restart_training, settled)
+        supervisor.cancel()
+    return {
+        "nodes": nodes, "lanes": lanes, "nodes_in_lane": sizes[0] + trainers,
+        "lane_turn": cost(lane), "job_turn": cost(job),
+        "decision_ms_max": round(1000 * max(thinking), 1), "decisions": len(thinking),
+    }  # fmt: skip
+
+
+def cost(measured: Cost) -> dict[str, Any]:
+    """As it is printed."""
+    return {"writes": measured.total, "by_kind": dict(sorted(measured.writes.items())), "watch_events": measured.told,
+            "seconds": round(measured.seconds, 2)}  # fmt: skip
+
+
+def kill_a_mover(world: World, replica: str) -> None:
+    key = world.replicas[replica].ranks[0].key
+    next(handle for handle in world.movers.values() if handle.key == key).kill()
+
+
+def watched_decisions(thinking: list[float]) -> Any:
+    """Real seconds that each call of the leader's decision takes."""
+    from refitd.daemon import leading
+
+    decide = leading.decide
+
+    def timed(*args: Any, **options: Any) -> Any:
+        started = time.perf_counter()
+        try:
+            return decide(*args, **options)
+        finally:
+            thinking.append(time.perf_counter() - started)
+
+    return mock.patch.object(leading, "decide", timed)
+
+
+def play(seed: int, nodes: int = 1024, lanes: int = 64) -> dict[str, Any]:
+    """One seed at this size. Raises Violation."""
+    world, started = World(f"scale {seed}"), time.perf_counter()
+    found: dict[str, Any] = run(world, lambda scenario: measure(scenario, nodes, lanes))
+    return {"seed": seed, **found, "digest": world.digest, "wall_seconds": round(time.perf_counter() - started, 1)}
+
+
+def report(seeds: list[int], nodes: int = 1024, lanes: int = 64) -> int:
+    for seed in seeds:
+        print(json.dumps(play(seed, nodes, lanes)), flush=True)
+    return 0
