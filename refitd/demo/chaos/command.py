@@ -172,7 +172,8 @@ def _take(tally: Tally, line: dict[str, Any], first: int) -> int:
         return first
     tally.outcomes.append(line)
     good = f"all well again in {line['recovery']} s" if not line["why"] else f"FAILED: {'; '.join(line['why'])}"
-    print(f"wave {line['wave']}, {tally.faults} faults: {good}", file=sys.stderr, flush=True)  # noqa: T201
+    what = ", ".join(f"{strike['kind']} ({strike['victim']})" for strike in line["strikes"])
+    print(f"{line['wave']}: {what}: {good}", file=sys.stderr, flush=True)  # noqa: T201
     return int(line["wave"]) + 1
 
 

@@ -16,6 +16,7 @@ Whose = Callable[[str], str]  # the node of a rank key
 _CHUNK = 1 << 16
 _LENGTH = struct.Struct(">I")
 _POLL = 0.05
+_END = 5.0  # seconds that connections get to end
 
 
 class Gates:
@@ -23,6 +24,7 @@ class Gates:
 
     def __init__(self) -> None:
         self._shut: frozenset[tuple[str, str]] = frozenset()
+        self.closing = False
 
     def shut(self, source: str, target: str) -> None:
         self._shut |= {(source, target)}
@@ -32,7 +34,7 @@ class Gates:
 
     async def passed(self, source: str, target: str) -> None:
         """Return once nothing is in the way."""
-        while (source, target) in self._shut:
+        while (source, target) in self._shut and not self.closing:
             await asyncio.sleep(_POLL)
 
 
@@ -45,6 +47,7 @@ class Proxies:
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxies", daemon=True)
         self._thread.start()
         self._servers: list[asyncio.Server] = []
+        self._writers: set[asyncio.StreamWriter] = set()
 
     def to_member(self, node: str, member: str, host: str, port: int) -> int:
         """A port of ``node``'s own that leads to an etcd member."""
@@ -61,6 +64,7 @@ class Proxies:
         front, behind = free_port(), free_port()
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            self._writers.add(writer)
             hello = await _first_frame(reader)
             source = self._source(hello)
             await self._join(reader, writer, hello, source, node, "127.0.0.1", behind)
@@ -93,12 +97,14 @@ class Proxies:
             await self._gates.passed(source, target)
             theirs, ours = await asyncio.open_connection(host, port)
         except OSError:
-            writer.close()
+            writer.transport.abort()
             return
+        self._writers |= {writer, ours}
         ours.write(first)
-        there = asyncio.create_task(self._pump(reader, ours, source, target))
-        back = asyncio.create_task(self._pump(theirs, writer, target, source))
-        await asyncio.wait([there, back])
+        await asyncio.gather(self._pump(reader, ours, source, target), self._pump(theirs, writer, target, source))
+        for each in (writer, ours):
+            self._writers.discard(each)
+            each.transport.abort()
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, source: str, target: str) -> None:
         with contextlib.suppress(OSError):
@@ -108,7 +114,7 @@ class Proxies:
                 await writer.drain()
             await self._gates.passed(source, target)
         with contextlib.suppress(OSError):
-            writer.close()
+            writer.write_eof()
 
     def close(self) -> None:
         """End all proxies and their thread."""
@@ -118,13 +124,16 @@ class Proxies:
         self._loop.close()
 
     async def _stop(self) -> None:
+        """Nothing is cancelled: every connection is cut, and its tasks end by themselves."""
+        self._gates.closing = True
         for server in self._servers:
             server.close()
-        mine = asyncio.current_task()
-        tasks = [task for task in asyncio.all_tasks() if task is not mine]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        for writer in self._writers:
+            writer.transport.abort()
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        if tasks:
+            await asyncio.wait(tasks, timeout=_END)
+        await asyncio.sleep(0)  # transports close in the loop's next turn
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
         asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
