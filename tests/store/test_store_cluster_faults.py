@@ -11,10 +11,11 @@ import pytest
 from watching import Collector, assert_no_gap, insist, until
 
 from refitd.errors import StoreError, StoreTimeout, StoreUnavailable
-from refitd.store import GetOp, Item, ModRevision, Put, PutOp, Resync, Store, open_store
+from refitd.store import DeleteOp, GetOp, Item, ModRevision, Put, PutOp, Resync, Store, open_store
 from refitd.store.cluster import EtcdCluster
 from refitd.store.etcd import EtcdStore
 from refitd.store.keeper import Hold, LeaseKeeper
+from refitd.store.spawn import http_get
 
 
 @pytest.fixture
@@ -179,6 +180,27 @@ def test_the_quorum_is_lost_and_regained(cluster: EtcdCluster, store: EtcdStore)
     assert store.get("/w/member") is None
 
 
+def test_a_node_without_a_leader_says_so_at_once(cluster: EtcdCluster) -> None:
+    """Nobody waits for a quorum that is away: writes say that nothing was written; a watch goes on when it is back."""
+    store = open_store("etcd://" + cluster.endpoints[0])
+    revision = insist(store, "/w/0", b"")
+    collector = Collector(store.watch("/w/", revision))
+    collector.wait_for(1)
+    for i in (1, 2):
+        cluster.freeze(i)
+    assert until(lambda: b"\netcd_server_has_leader 0\n" in _metrics(cluster, 0), 30)
+    for write in (lambda: store.put("/w/k", b""), lambda: store.txn((), [DeleteOp("/w/0")])):
+        start = time.monotonic()
+        with pytest.raises(StoreUnavailable, match="etcdserver: no leader"):
+            write()
+        assert time.monotonic() - start < 1
+    for i in (1, 2):
+        cluster.thaw(i)
+    last = insist(store, "/w/1", b"")
+    assert_no_gap(collector.wait_for_revision(last), revision, last)
+    store.close()
+
+
 def test_a_lease_that_ends_in_an_outage_is_doubted_by_its_own_clock_then_known_to_be_lost(
     cluster: EtcdCluster, store: EtcdStore
 ) -> None:
@@ -245,3 +267,8 @@ def _ask_a_follower(cluster: EtcdCluster, store: EtcdStore) -> int:
     while store.endpoint == cluster.endpoints[lead]:
         store._channel.blame(store._channel.endpoint, "it leads")
     return cluster.endpoints.index(store.endpoint)
+
+
+def _metrics(cluster: EtcdCluster, i: int) -> bytes:
+    node = cluster._nodes[i]
+    return http_get(node.host, node.plain, "/metrics")

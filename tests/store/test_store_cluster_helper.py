@@ -65,6 +65,13 @@ def test_a_node_that_cannot_start_is_said_with_its_log() -> None:
     assert time.monotonic() - start < 10
 
 
+def test_a_node_is_started_by_its_prefix() -> None:
+    """What stands before the command of a node runs it, as network namespaces need."""
+    with EtcdCluster(2, prefixes=[(), ("nice", "-n", "7")]) as etcd:
+        nice = [pathlib.Path(f"/proc/{etcd.pid(i)}/stat").read_text().rpartition(")")[2].split()[16] for i in range(2)]
+    assert int(nice[1]) - int(nice[0]) == 7
+
+
 def test_the_nodes_die_with_their_parent(tmp_path: pathlib.Path) -> None:
     """A parent that is killed takes its cluster along, frozen nodes too."""
     code = (
