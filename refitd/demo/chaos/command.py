@@ -17,6 +17,7 @@ from typing import Any
 from refitd.demo.chaos.network import sandbox_command, sandboxed
 from refitd.demo.chaos.schedule import KINDS, waves
 
+WHATS = ("faults", "points", "recovery", "soak")
 MAX_BROKEN = 3  # clusters that did not even come up
 _COLUMNS = "{:22} {:>5} {:>5} {:>5} {:>5}  {:>15}  {}"
 
@@ -95,9 +96,7 @@ class Tally:
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line; exits with status 2 where it makes no sense."""
     parser = argparse.ArgumentParser(prog="python -m refitd.demo.chaos", description=__doc__)
-    parser.add_argument(
-        "what", nargs="?", choices=("faults", "points", "soak"), default="faults", help="default: %(default)s"
-    )
+    parser.add_argument("what", nargs="?", choices=WHATS, default="faults", help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=1, help="of faults: which, when, and in what order")
     parser.add_argument("--faults", type=int, default=20, metavar="N", help="how many")
     parser.add_argument("--only", default="", metavar="TEXT", help="faults, or points, whose name contains it")
@@ -106,6 +105,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--network", choices=("auto", "proxies"), default="auto", help="how nodes are cut off")
     parser.add_argument("--keep-logs", type=Path, metavar="DIR", help="logs of clusters that failed")
     parser.add_argument("--record", type=Path, metavar="FILE", help="write the result there, with the commit")
+    parser.add_argument("--runs", type=int, default=20, help="of recovery: how often each case")
     parser.add_argument("--turns", type=int, default=1000, help="of soak")
     parser.add_argument("--hold", type=Path, metavar="FILE", help="rest, between two faults, while this file is there")
     parser.add_argument("--session", action="store_true", help=argparse.SUPPRESS)
@@ -126,6 +126,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return soak(arguments.turns)
     if arguments.session:
         return _play(arguments)
+    if arguments.what == "recovery":
+        return _recovery(arguments)
     began, tally = time.monotonic(), Tally(arguments.seed)
     first = arguments.first
     while not tally.done and len(tally.broken) < MAX_BROKEN:
@@ -148,11 +150,31 @@ def _play(arguments: argparse.Namespace) -> int:
 
         signals = [Signals[f"SIG{arguments.signal}"]] if arguments.signal else [Signals.SIGKILL, Signals.SIGSTOP]
         return points(arguments.only, signals, arguments.first, arguments.keep_logs, arguments.hold)
+    if arguments.what == "recovery":
+        from refitd.demo.chaos.recovery import main as recovery
+
+        return recovery(arguments.only, arguments.runs, arguments.keep_logs, arguments.hold)
     from refitd.demo.chaos.session import main as session
 
     return session(
         arguments.seed, arguments.faults, arguments.only, arguments.first, arguments.keep_logs, arguments.hold
     )
+
+
+def _recovery(arguments: argparse.Namespace) -> int:
+    """One cluster; a line for each case, and all of them as one object."""
+    said: dict[str, Any] = {"commit": _commit()}
+    for line in _session(arguments, 1):
+        if "case" in line:
+            said.setdefault("cases", []).append(line)
+            print(json.dumps(line), flush=True)  # noqa: T201
+        else:
+            said |= line
+    said["ok"] = said.pop("done")
+    if arguments.record:
+        arguments.record.write_text(json.dumps(said, indent=1) + "\n")
+    print(json.dumps(said))  # noqa: T201
+    return 0 if said["ok"] else 1
 
 
 def _points_table(tally: Tally) -> str:
@@ -182,6 +204,7 @@ def _session(arguments: argparse.Namespace, first: int) -> Iterator[dict[str, An
     command = [sys.executable, "-m", "refitd.demo.chaos", arguments.what, "--session", "--seed", str(arguments.seed)]
     command += ["--signal", arguments.signal] if arguments.signal else []
     command += ["--faults", str(arguments.faults), "--only", arguments.only, "--first", str(first)]
+    command += ["--runs", str(arguments.runs)]
     command += ["--hold", str(arguments.hold)] if arguments.hold else []
     if arguments.keep_logs:
         command += ["--keep-logs", str(arguments.keep_logs / f"seed-{arguments.seed}-from-{first}")]

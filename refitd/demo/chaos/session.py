@@ -207,12 +207,13 @@ def play(work: Work, logs: Path | None) -> int:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-async def rest(session: Session, hold: Path | None) -> None:
-    """Nothing happens as long as the file ``hold`` is there."""
+async def rest(session: Session, hold: Path | None, publish: bool = True) -> None:
+    """Nothing happens as long as the file ``hold`` is there; then publications go on where they do (``publish``)."""
     while hold and hold.exists():
         session.world.publishing.clear()
         await asyncio.sleep(0.5)
-    session.world.publishing.set()
+    if publish:
+        session.world.publishing.set()
 
 
 def main(seed: int, count: int, only: str, first: int, logs: Path | None, hold: Path | None) -> int:

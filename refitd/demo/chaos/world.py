@@ -42,6 +42,7 @@ class World:
         self.publishing = asyncio.Event()
         self._asked: dict[str, tuple[int, int]] = {}  # trainer: its life, and the step that it has not reported yet
         self._task: asyncio.Task[None] | None = None
+        self._by_hand: asyncio.Task[None] | None = None
 
     def _reached(self, fact: dict[str, Any]) -> str:
         self._point(fact)
@@ -77,6 +78,17 @@ class World:
             if mine:
                 await self._one(mine)
             await asyncio.sleep(PAUSE_SECONDS)
+
+    async def publish_one(self) -> Mark:
+        """One publication, for those who publish by hand (`publishing` is cleared); on return trainers are about it.
+
+        Everything that they say of it is written down meanwhile.
+        """
+        while not (mine := [trainer for trainer in self.scene.trainers if self._free(trainer)]):
+            await asyncio.sleep(0.01)
+        self._by_hand = asyncio.create_task(self._one(mine))
+        await asyncio.sleep(0)
+        return self.newest
 
     def _free(self, trainer: Trainer) -> bool:
         """Whether it runs, belongs to the present run, and has said how the step before went."""
