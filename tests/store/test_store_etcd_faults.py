@@ -272,8 +272,9 @@ def test_half_of_the_credentials_is_refused(options: dict[str, str], field: str)
 @pytest.mark.parametrize("name", ["user", "password_file", "ca", "cert", "key"])
 def test_credentials_without_a_cluster_are_refused(url: str, name: str) -> None:
     """A store that would ignore them says so, before anything is started."""
-    with pytest.raises(ConfigError, match=rf"store\.{name}: expected an etcd:// URL that it is for, got {url}"):
+    with pytest.raises(ConfigError) as caught:
         open_store(url, **{name: "x"})
+    assert str(caught.value) == f"store.{name}: expected an etcd:// URL that it is for, got {url}"
 
 
 def test_grpc_is_imported_for_etcd_only() -> None:
