@@ -176,7 +176,7 @@ def _classed(rows: Ints, src_size: int, dst_size: int, cast: bool) -> Ints:
     if (src[exact] % src_size).any() or (dst[exact] % dst_size).any():
         raise InputError("moves", "strided views aligned to their elements", "an odd address")
     rows[:, 8] = _OF_WIDTH[dst_size]
-    _turns(rows, src_size, dst_size)
+    _turns(rows, src_size, dst_size, cast)
     (_widen_cast if cast else _widen)(rows, flat, src_size, dst_size)
     if int(rows[:, 7].max()) >= MAX_COLS:
         raise InputError("moves", f"rows of fewer than {MAX_COLS} elements", str(int(rows[:, 7].max())))
@@ -196,14 +196,17 @@ def _merge(rows: Ints) -> None:
     rows[joined, 1] = rows[joined, 4] = 0
 
 
-def _turns(rows: Ints, src_size: int, dst_size: int) -> None:
-    """Matrices of which an end runs along the other axis, where whole words of packed order stay inside a row."""
+def _turns(rows: Ints, src_size: int, dst_size: int, cast: bool) -> None:
+    """Matrices of which an end runs along the other axis, where whole words of packed order stay inside a row.
+
+    An end that runs along the rows is read or written by words.
+    """
     large = (rows[:, 6] >= 16) & (rows[:, 7] >= 16) & (rows[:, 7] * dst_size % WORD == 0)
     across = [rows[:, 1] == src_size, rows[:, 4] == dst_size]
     along = [rows[:, 2] == src_size, rows[:, 5] == dst_size]
-    words = np.bitwise_or.reduce(rows[:, [3, 4]], axis=1) % WORD == 0  # written whole where the destination has rows
-    rows[large & across[0] & along[1] & words, 8] = Kind.TURN_SRC
-    rows[large & along[0] & across[1], 8] = Kind.TURN_DST
+    whole = [np.bitwise_or.reduce(rows[:, end], axis=1) % WORD == 0 for end in ([0, 1], [3, 4])]
+    rows[large & across[0] & along[1] & whole[1], 8] = Kind.TURN_SRC
+    rows[large & along[0] & across[1] & (whole[0] | cast), 8] = Kind.TURN_DST
     rows[large & across[0] & across[1], 8] = Kind.TURN_BOTH
 
 

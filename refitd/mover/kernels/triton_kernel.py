@@ -80,43 +80,74 @@ def _wide(d, row0, col0, first, sums, SRC: tl.constexpr, DST: tl.constexpr, LANE
 
 
 @triton.jit
-def _elements(d, row0, col0, first, sums, SRC: tl.constexpr, DST: tl.constexpr, WORDS: tl.constexpr,
-              STEP: tl.constexpr, STORE: tl.constexpr, SUM: tl.constexpr):  # fmt: skip
-    """Single elements at any strides."""
+def _element(words, lane: tl.constexpr, DST: tl.constexpr):
+    """Element ``lane`` of each word."""
+    width: tl.constexpr = DST.primitive_bitwidth
+    if width == 64:
+        return words.to(DST, bitcast=True)
+    elif width == 32:
+        return (words >> (32 * lane)).to(tl.uint32).to(DST, bitcast=True)
+    elif width == 16:
+        return (words >> (16 * lane)).to(tl.uint16).to(DST, bitcast=True)
+    else:
+        return (words >> (8 * lane)).to(tl.uint8).to(DST, bitcast=True)
+
+
+@triton.jit
+def _elements(d, row0, col0, first, sums, SRC: tl.constexpr, DST: tl.constexpr, CAST: tl.constexpr,
+              WORDS: tl.constexpr, STEP: tl.constexpr, STORE: tl.constexpr, SUM: tl.constexpr):  # fmt: skip
+    """Single elements at any strides, each thread a word's; whole words at an end that is as dense as the payload."""
     width: tl.constexpr = DST.primitive_bitwidth // 8
     lanes: tl.constexpr = 8 // width
     cols = tl.load(d + 7).to(tl.int32)
-    left = tl.load(d + 6) * tl.load(d + 7) - first.to(tl.int64) * (WORDS * lanes)
+    left = tl.load(d + 6) * cols - first.to(tl.int64) * (WORDS * lanes)
     src, src0, src1 = tl.load(d), tl.load(d + 1), tl.load(d + 2)
     dst, dst0, dst1 = tl.load(d + 3), tl.load(d + 4), tl.load(d + 5)
-    number = tl.load(d + 9) + first.to(tl.int64) * WORDS
+    single = tl.load(d + 6) == 1
+    src_turn, dst_turn = src0 - cols * src1, dst0 - cols * dst1  # from the end of a row to the next one's start
+    src_dense = (single | (src_turn == 0)) & (src1 == width) & (src % 8 == 0) & (not CAST)
+    dst_dense = (single | (dst_turn == 0)) & (dst1 == width) & (dst % 8 == 0)
     start = tl.load(d + 10).to(tl.uint64, bitcast=True)
-    lane = tl.arange(0, lanes)
     total = tl.zeros((STEP,), tl.uint64)
     for at in range(0, WORDS, STEP):
         if at * lanes < left:
             word = at + tl.arange(0, STEP)
-            element = (word * lanes)[:, None] + lane[None, :]
-            here = element < left
+            element = word * lanes
+            number = first.to(tl.int64) * WORDS + word  # in the move
+            whole = element + lanes <= left
+            words = tl.load((src + number * 8).to(tl.pointer_type(tl.uint64)), mask=whole & src_dense, other=0)
             i = (col0 + element) // cols
-            j = (col0 + element - i * cols).to(tl.int64)
+            j = col0 + element - i * cols
             i = (row0 + i).to(tl.int64)
-            values = tl.load((src + i * src0 + j * src1).to(tl.pointer_type(SRC)), mask=here, other=0).to(DST)
+            src_at, dst_at = src + i * src0 + j * src1, dst + i * dst0 + j * dst1
+            for lane in tl.static_range(lanes):
+                here = element + lane < left
+                loaded = here & ~(whole & src_dense)
+                values = tl.load(src_at.to(tl.pointer_type(SRC)), mask=loaded, other=0).to(DST)
+                words |= _bits(values, width) << (8 * width * lane)
+                if STORE:
+                    stored = here & ~(whole & dst_dense)
+                    tl.store(dst_at.to(tl.pointer_type(DST)), _element(words, lane, DST), mask=stored)
+                j += 1
+                ended = j == cols
+                src_at += src1 + tl.where(ended, src_turn, 0)
+                dst_at += dst1 + tl.where(ended, dst_turn, 0)
+                j = tl.where(ended, 0, j)
             if STORE:
-                tl.store((dst + i * dst0 + j * dst1).to(tl.pointer_type(DST)), values, mask=here)
+                tl.store((dst + number * 8).to(tl.pointer_type(tl.uint64)), words, mask=whole & dst_dense)
             if SUM:
-                words = tl.sum(_bits(values, width) << (lane * (8 * width)).to(tl.uint64)[None, :], axis=1)
-                total += tl.where(word * lanes < left, _terms(words, number + word, start), 0)
+                total += tl.where(element < left, _terms(words, tl.load(d + 9) + number, start), 0)
     if SUM:
         tl.atomic_add(sums + tl.load(d + 11), tl.sum(total, axis=0), sem="relaxed")
 
 
 @triton.jit
-def _turn(d, row0, col0, sums, SRC: tl.constexpr, DST: tl.constexpr, SRC_ROWS: tl.constexpr, DST_ROWS: tl.constexpr,
-          SIDE: tl.constexpr, STORE: tl.constexpr, SUM: tl.constexpr):  # fmt: skip
+def _turn(d, row0, col0, sums, SRC: tl.constexpr, DST: tl.constexpr, CAST: tl.constexpr, SRC_ROWS: tl.constexpr,
+          DST_ROWS: tl.constexpr, SIDE: tl.constexpr, STORE: tl.constexpr, SUM: tl.constexpr):  # fmt: skip
     """A tile of a matrix; ``SRC_ROWS`` and ``DST_ROWS`` say that this end's elements follow each other by rows.
 
-    A word's elements are loaded one after the other, each for all words, so that no thread needs another's.
+    An end with rows is read or written by whole words; else a word's elements follow each other in one thread, each
+    for all words, so that no thread needs another's.
     """
     width: tl.constexpr = DST.primitive_bitwidth // 8
     lanes: tl.constexpr = 8 // width
@@ -126,16 +157,20 @@ def _turn(d, row0, col0, sums, SRC: tl.constexpr, DST: tl.constexpr, SRC_ROWS: t
     i, k = row0 + tl.arange(0, SIDE), tl.arange(0, SIDE // lanes)
     here = (i < rows)[:, None] & (col0 + k * lanes < cols)[None, :]
     words = tl.zeros((SIDE, SIDE // lanes), tl.uint64)
+    if not SRC_ROWS and not CAST:
+        row = (src + i.to(tl.int64) * src0 + col0 * width).to(tl.pointer_type(tl.uint64))
+        words = tl.load(row[:, None] + k[None, :], mask=here, other=0)
     for lane in tl.static_range(lanes):
         j = col0 + k * lanes + lane
-        if SRC_ROWS:
-            src_at = (src + j.to(tl.int64) * src1).to(tl.pointer_type(SRC))[None, :] + i[:, None]
-        else:
-            src_at = (src + i.to(tl.int64) * src0).to(tl.pointer_type(SRC))[:, None] + j[None, :]
-        values = tl.load(src_at, mask=here, other=0).to(DST)
+        if SRC_ROWS or CAST:
+            if SRC_ROWS:
+                src_at = (src + j.to(tl.int64) * src1).to(tl.pointer_type(SRC))[None, :] + i[:, None]
+            else:
+                src_at = (src + i.to(tl.int64) * src0).to(tl.pointer_type(SRC))[:, None] + j[None, :]
+            words |= _bits(tl.load(src_at, mask=here, other=0).to(DST), width) << (8 * width * lane)
         if STORE and DST_ROWS:
-            tl.store((dst + j.to(tl.int64) * dst1).to(tl.pointer_type(DST))[None, :] + i[:, None], values, mask=here)
-        words |= _bits(values, width) << (8 * width * lane)
+            dst_at = (dst + j.to(tl.int64) * dst1).to(tl.pointer_type(DST))[None, :] + i[:, None]
+            tl.store(dst_at, _element(words, lane, DST), mask=here)
     if STORE and not DST_ROWS:
         row = (dst + i.to(tl.int64) * dst0 + col0 * width).to(tl.pointer_type(tl.uint64))
         tl.store(row[:, None] + k[None, :], words, mask=here)
@@ -164,26 +199,26 @@ def move(rows, tiles, sums, SRC: tl.constexpr, DST: tl.constexpr, CAST: tl.const
     if CAST:
         if KINDS & 30:
             if (kind >= 1) & (kind <= 4):
-                _elements(d, row0, col0, first, sums, SRC, DST, TILE_WORDS, STEP_WORDS, STORE, SUM)
+                _elements(d, row0, col0, first, sums, SRC, DST, CAST, TILE_WORDS, STEP_WORDS, STORE, SUM)
     else:
         if KINDS & 2:
             if kind == 1:
-                _elements(d, row0, col0, first, sums, tl.uint64, tl.uint64, TILE_WORDS, STEP_WORDS, STORE, SUM)
+                _elements(d, row0, col0, first, sums, tl.uint64, tl.uint64, CAST, TILE_WORDS, STEP_WORDS, STORE, SUM)
         if KINDS & 4:
             if kind == 2:
-                _elements(d, row0, col0, first, sums, tl.uint32, tl.uint32, TILE_WORDS, STEP_WORDS, STORE, SUM)
+                _elements(d, row0, col0, first, sums, tl.uint32, tl.uint32, CAST, TILE_WORDS, STEP_WORDS, STORE, SUM)
         if KINDS & 8:
             if kind == 3:
-                _elements(d, row0, col0, first, sums, tl.uint16, tl.uint16, TILE_WORDS, STEP_WORDS, STORE, SUM)
+                _elements(d, row0, col0, first, sums, tl.uint16, tl.uint16, CAST, TILE_WORDS, STEP_WORDS, STORE, SUM)
         if KINDS & 16:
             if kind == 4:
-                _elements(d, row0, col0, first, sums, tl.uint8, tl.uint8, TILE_WORDS, STEP_WORDS, STORE, SUM)
+                _elements(d, row0, col0, first, sums, tl.uint8, tl.uint8, CAST, TILE_WORDS, STEP_WORDS, STORE, SUM)
     if KINDS & 32:
         if kind == 5:
-            _turn(d, row0, col0, sums, SRC, DST, True, False, TRANSPOSE, STORE, SUM)
+            _turn(d, row0, col0, sums, SRC, DST, CAST, True, False, TRANSPOSE, STORE, SUM)
     if KINDS & 64:
         if kind == 6:
-            _turn(d, row0, col0, sums, SRC, DST, False, True, TRANSPOSE, STORE, SUM)
+            _turn(d, row0, col0, sums, SRC, DST, CAST, False, True, TRANSPOSE, STORE, SUM)
     if KINDS & 128:
         if kind == 7:
-            _turn(d, row0, col0, sums, SRC, DST, True, True, TRANSPOSE, STORE, SUM)
+            _turn(d, row0, col0, sums, SRC, DST, CAST, True, True, TRANSPOSE, STORE, SUM)
