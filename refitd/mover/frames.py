@@ -1,7 +1,7 @@
 """What travels on an edge: a hello each way, then buckets of header, payload and trailer.
 
-A bucket without its trailer does not exist. A sender that finds its loan withdrawn sends a void header instead, so that
-the stream stays in step and the receiver learns why. Integers are little-endian.
+A bucket without its trailer does not exist. A sender that finds its loan withdrawn ends the bucket with a void trailer,
+so that the stream stays in step, and a void header tells the receiver why. Integers are little-endian.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from refitd.hook import wire
 
 _HEADER = struct.Struct("<4sQQQQQ8s")
 _TRAILER = struct.Struct("<4sQQQQQ")
-_HEADER_MAGIC, _TRAILER_MAGIC, _VOID_MAGIC = b"rfB1", b"rfT1", b"rfV1"
+_HEADER_MAGIC, _TRAILER_MAGIC, _VOID_MAGIC, _VOID_TRAILER_MAGIC = b"rfB1", b"rfT1", b"rfV1", b"rfW1"
 HEADER_BYTES, TRAILER_BYTES = _HEADER.size, _TRAILER.size
 HELLO_LIMIT = 64 << 10
 REASON_LIMIT = 1024
@@ -52,23 +52,25 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Trailer:
-    """Makes the bucket before it real."""
+    """Makes the bucket before it real. A ``void`` one says that it never will be, and keeps the stream in step."""
 
     attempt: int
     publication: tuple[int, int]
     token: int
     checksum: int
+    void: bool = False
 
     def pack(self) -> bytes:
-        return _TRAILER.pack(_TRAILER_MAGIC, self.attempt, *self.publication, self.token, self.checksum)
+        magic = _VOID_TRAILER_MAGIC if self.void else _TRAILER_MAGIC
+        return _TRAILER.pack(magic, self.attempt, *self.publication, self.token, self.checksum)
 
     @classmethod
     def unpack(cls, data: bytes | bytearray) -> Trailer:
         """Raises ProtocolError where these bytes are not a trailer."""
         magic, attempt, generation, revision, token, checksum = _TRAILER.unpack(data)
-        if magic != _TRAILER_MAGIC:
+        if magic not in (_TRAILER_MAGIC, _VOID_TRAILER_MAGIC):
             raise ProtocolError("bucket trailer", repr(_TRAILER_MAGIC), repr(magic))
-        return cls(attempt, (generation, revision), token, checksum)
+        return cls(attempt, (generation, revision), token, checksum, magic == _VOID_TRAILER_MAGIC)
 
 
 @dataclass(frozen=True, slots=True)

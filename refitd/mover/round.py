@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from weakref import WeakSet
 
@@ -50,6 +50,19 @@ class Traffic:
     tx: Counter[str] = field(default_factory=Counter)
 
 
+class _Touch(AbstractContextManager[None]):
+    """One for all threads of a round: it has no state of its own (a generator would cost twice as much per block)."""
+
+    def __init__(self, round_: Round) -> None:
+        self._begin, self._end = round_.begin_touch, round_.end_touch
+
+    def __enter__(self) -> None:
+        self._begin()
+
+    def __exit__(self, *_exc: object) -> None:
+        self._end()
+
+
 class Round:
     """The state of one run; ``cond`` is the lane's condition, which every change notifies."""
 
@@ -68,7 +81,7 @@ class Round:
         self.stopped = False
         self.plan_tag = plan_tag(program.plan_digest)
         self._memories = memories
-        self._touching = 0
+        self._touching, self._touch = 0, _Touch(self)
         self._held = True  # until `open`
         self._failpoint_due = True
         self._stage0_left = sum(bucket.stage == 0 for bucket in self.incoming.values())
@@ -94,20 +107,20 @@ class Round:
             self.cond.notify_all()
             self.cond.wait_for(lambda: self._touching == 0)
 
-    @contextmanager
-    def touching(self) -> Iterator[None]:
-        """Around every read or write of mounted memory. Raises Stopped where the round has ended."""
+    def touching(self) -> AbstractContextManager[None]:
+        """Around every read or write of mounted memory. Entering it raises Stopped where the round has ended."""
+        return self._touch
+
+    def begin_touch(self) -> None:
+        """What `touching` does first: wait while the round is held, raise Stopped where it has ended."""
         with self.cond:
-            self.cond.wait_for(lambda: self.stopped or not self._held)
+            if self._held:
+                self.cond.wait_for(lambda: self.stopped or not self._held)
             if self.stopped:
                 raise Stopped
             self._touching += 1
-        try:
-            yield
-        finally:
-            self._let_go()
 
-    def _let_go(self) -> None:
+    def end_touch(self) -> None:
         """Only `halt` waits for this: waking every thread at every bucket would cost more than it moves."""
         with self.cond:
             self._touching -= 1

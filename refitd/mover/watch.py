@@ -18,7 +18,7 @@ class RoundWatch:
         self.round, self._send = round_, send
         self.told: set[Edge] = set()
         self.done = False
-        self._landed = False
+        self._landed = not round_.incoming  # who receives nothing has no news of it
         self._progress_at = time.monotonic()
         self._progress_sum = 0
 
@@ -27,7 +27,7 @@ class RoundWatch:
         if self.done or self.round.stopped:
             return False
         new_failure = len(self.told) < len(self.round.failures)
-        return new_failure or self.round.landed() != self._landed or self.round.finished()
+        return new_failure or (self.round.landed() and not self._landed) or self.round.finished()
 
     def report(self) -> None:
         """Send whatever is new. A round that is done, or was superseded, has nothing more to say."""

@@ -6,7 +6,7 @@ uint8). A view that would leave its array raises ValueError from NumPy itself be
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,9 +19,8 @@ from refitd.plan.program import Bucket, Program
 Array = NDArray[Any]
 Arrays = Mapping[str, Array]
 Bytes = NDArray[np.uint8]
-Seen = Callable[[memoryview], None]
 
-_BLOCK_BYTES = 512 << 10  # gathered and hashed in the cache; smaller ones pay for more hand-overs of the interpreter
+_BLOCK_BYTES = 1 << 20  # gathered and hashed in the cache; smaller ones pay for more hand-overs of the interpreter
 _NUMPY = {"bfloat16": "uint16", "bool": "uint8"}
 
 
@@ -35,26 +34,30 @@ def flat_array(memory: Any, dtype: str) -> Array:
     return np.frombuffer(memory, dtype=array_dtype(dtype))
 
 
-def pack(
-    program: Program, bucket: Bucket, sources: Arrays, out: Bytes | None = None, seen: Seen | None = None
-) -> Bytes:
+def pack(program: Program, bucket: Bucket, sources: Arrays, out: Bytes | None = None) -> Bytes:
     """Gather a bucket into ``nbytes`` contiguous bytes in the destination's dtype.
 
     ``sources`` maps storage names of ``bucket.src`` to flat arrays; ``out`` (uint8, nbytes) is made where not given.
-    ``seen`` is given every byte in order, block by block, while it is in the cache.
     """
     packed = np.empty(bucket.nbytes, np.uint8) if out is None else out[: bucket.nbytes]
     source, destination = program.dtypes_of(bucket)
     elements = packed.view(array_dtype(destination))
-    if source == destination:
-        _gather(program, bucket, sources, elements, seen)
-    else:
-        staged = np.empty(elements.size, array_dtype(source))
-        _gather(program, bucket, sources, staged)
-        cast(staged, source, elements, destination)
-        if seen is not None:
-            seen(packed.data)
+    staged = elements if source == destination else np.empty(elements.size, array_dtype(source))
+    for _size in _gather(program, bucket, sources, staged):
+        if source != destination:
+            cast(staged, source, elements, destination)
     return packed
+
+
+def pack_blocks(program: Program, bucket: Bucket, sources: Arrays) -> Generator[Bytes]:
+    """The bytes of `pack` in order, in blocks that stay in the cache; each is valid until the next is asked for."""
+    source, destination = program.dtypes_of(bucket)
+    staged = np.empty(_BLOCK_BYTES // ITEMSIZE[source], array_dtype(source))
+    elements = staged if source == destination else np.empty(staged.size, array_dtype(destination))
+    for size in _gather(program, bucket, sources, staged):
+        if source != destination:
+            cast(staged[:size], source, elements[:size], destination)
+        yield elements[:size].view(np.uint8)
 
 
 def unpack(program: Program, bucket: Bucket, packed: Bytes, destinations: Arrays) -> None:
@@ -114,15 +117,26 @@ def _view(arrays: Arrays, end: _End, rows: int, cols: int) -> Array:
     return np.ndarray((rows, cols), array.dtype, array, offset, (stride0, stride1))
 
 
-def _gather(program: Program, bucket: Bucket, sources: Arrays, elements: Array, seen: Seen | None = None) -> None:
-    position = 0
+def _gather(program: Program, bucket: Bucket, sources: Arrays, out: Array) -> Iterator[int]:
+    """Fill ``out`` from its front with what the bucket moves; yields its fill whenever no more fits, and at the end."""
+    filled = 0
+    for view in _pieces(program, bucket, sources, out.size):
+        while len(view):
+            fitting = view[: (out.size - filled) // view.shape[1]]
+            out[filled : filled + fitting.size].reshape(fitting.shape)[...] = fitting
+            filled += fitting.size
+            view = view[len(fitting) :]
+            if len(view):
+                yield filled
+                filled = 0
+    yield filled
+
+
+def _pieces(program: Program, bucket: Bucket, sources: Arrays, widest: int) -> Iterator[Array]:
+    """The source view [rows, columns] of each move; rows of more than ``widest`` elements are cut."""
     for src, _dst, rows, cols in _moves(program, bucket):
         view = _view(sources, src, rows, cols)
-        step = rows if seen is None else max(_BLOCK_BYTES // (cols * elements.itemsize), 1)
-        for first in range(0, rows, step):
-            part = view[first : first + step]
-            block = elements[position : position + part.size]
-            block.reshape(part.shape)[...] = part
-            position += part.size
-            if seen is not None:
-                seen(block.view(np.uint8).data)
+        if cols <= widest:
+            yield view
+        else:
+            yield from (row[None, first : first + widest] for row in view for first in range(0, cols, widest))

@@ -241,18 +241,71 @@ def test_a_read_that_overlaps_a_change_never_counts(rig, monkeypatch, links):
     one = rig(_one_bucket() if links == "network" else column_cut(16, 8, links="peer", pieces=1))
     one.build()
     one.built()
-    for name in ("pack", "copy"):
+    for name in ("pack_blocks", "copy"):
         real = getattr(execute, name)
 
-        def torn(*args, real=real, **kwargs):
+        def torn(*args, real=real):
             one.lent[TRAINER].page.bump_loan()
-            return real(*args, **kwargs)
+            return real(*args)
 
         monkeypatch.setattr(execute, name, torn)
     one.run(words={})
     failed = one.parties[ENGINE].wait_for_failure()
     assert failed["reason"] == "loan withdrawn"
     assert 0 not in one.parties[ENGINE].lane.revoke()["verified"]
+
+
+def _slowly(monkeypatch, each):
+    """Make the sender read eight bytes at a time, and call ``each`` before every block after a bucket's first."""
+    from refitd.plan import execute
+
+    real = execute.pack_blocks
+
+    def slow(*args):
+        for number, block in enumerate(real(*args)):
+            if number:
+                each()
+            yield block
+
+    monkeypatch.setattr(execute, "_BLOCK_BYTES", 8)
+    monkeypatch.setattr(execute, "pack_blocks", slow)
+
+
+def test_a_loan_withdrawn_inside_a_bucket_leaves_the_edge_in_step(rig, monkeypatch):
+    """Half of a bucket has left when the loan ends: it gets no trailer that counts, and the next attempt is served."""
+    one = rig(_one_bucket())
+    one.build()
+    one.built()
+    _slowly(monkeypatch, one.lent[TRAINER].page.bump_loan)
+    one.run(1)
+    for key in (ENGINE, TRAINER):
+        failed = one.parties[key].wait_for_failure()
+        assert (failed["edge"], failed["reason"], failed["verified"]) == (EDGE, "loan withdrawn", [])
+    monkeypatch.undo()
+    one.run(2)
+    assert one.parties[ENGINE].wait_for("done")["verified"] == [0]
+    np.testing.assert_array_equal(one.lent[ENGINE].arrays["w"], one.expected(ENGINE)["w"])
+
+
+def test_a_sender_that_is_superseded_inside_a_bucket_leaves_the_edge_in_step(rig, monkeypatch):
+    """The rest of the old bucket is owed to the stream; the new round's bytes are what counts."""
+    one = rig(_one_bucket())
+    one.build()
+    one.built()
+    inside = threading.Event()
+
+    def wait():
+        inside.set()
+        time.sleep(0.05)
+
+    _slowly(monkeypatch, wait)
+    one.run(1)
+    assert inside.wait(5)
+    one.fill(5)
+    monkeypatch.undo()
+    one.run(2)
+    assert one.parties[ENGINE].wait_for("done")["attempt"] == 2
+    np.testing.assert_array_equal(one.lent[ENGINE].arrays["w"], one.expected(ENGINE)["w"])
 
 
 def test_memory_that_reads_back_differently_is_not_verified(rig, monkeypatch):

@@ -6,7 +6,7 @@ import pytest
 from refitd.layout import Layout
 from refitd.layout.box import Box, Piece
 from refitd.plan import Rank, make_plan
-from refitd.plan.execute import dense, pack, unpack
+from refitd.plan.execute import dense, pack, pack_blocks, unpack
 
 SIZE = 8
 
@@ -56,14 +56,14 @@ def test_gaps_are_not_dense():
     assert dense(program, _bucket(program, "left"), arrays) is None
 
 
+@pytest.mark.parametrize("block_bytes", [8, 24, 1000, 1 << 20])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_pack_shows_every_byte_in_order(dtype, monkeypatch):
-    """However small the blocks are, and with a cast as without, what was seen is what was packed."""
-    monkeypatch.setattr("refitd.plan.execute._BLOCK_BYTES", 24)
+def test_blocks_are_what_pack_makes(dtype, block_bytes, monkeypatch):
+    """However small the blocks are, smaller than a row too, and with a cast as without."""
+    monkeypatch.setattr("refitd.plan.execute._BLOCK_BYTES", block_bytes)
     program = _program(dtype=dtype)
     whole = np.arange(SIZE * SIZE).astype({"bfloat16": np.uint16, "float32": np.float32}[dtype])
     for bucket in program.receives():
-        seen = bytearray()
-        packed = pack(program, bucket, {"w": whole}, seen=seen.extend)
-        assert bytes(seen) == packed.tobytes()
-        assert packed.tobytes() == pack(program, bucket, {"w": whole}).tobytes()
+        blocks = [block.tobytes() for block in pack_blocks(program, bucket, {"w": whole})]
+        assert b"".join(blocks) == pack(program, bucket, {"w": whole}).tobytes()
+        assert 0 < min(map(len, blocks)) <= max(map(len, blocks)) <= block_bytes

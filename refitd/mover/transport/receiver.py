@@ -119,7 +119,10 @@ class Receiver(Worker):
         in_place = self._receive_in_place(stream, round_, header, bucket, digest)
         if not in_place:
             self._receive_buffered(stream, round_, bucket, digest)
-        self._check(round_, bucket, Trailer.unpack(stream.receive(TRAILER_BYTES)), digest.value)
+        trailer = Trailer.unpack(stream.receive(TRAILER_BYTES))
+        if trailer.void:
+            return
+        self._check(round_, bucket, trailer, digest.value)
         with round_.touching():
             try:
                 if not in_place:
@@ -149,20 +152,25 @@ class Receiver(Worker):
     ) -> bool:
         """Straight into memory, let go of at least every tick. False where it cannot be."""
         place = self._place(stream, round_, header, bucket)
-        while place:
-            try:
+        if place is None:
+            return False
+        left = len(place)
+        try:
+            while left:
                 with round_.touching():
-                    got = stream.receive_some(place[:CHUNK_BYTES])
-                    digest.update(place[:got])
-            except Stopped:
-                rest, place = len(place), None  # nothing is mapped for a round that is over
-                stream.receive_into(self._room(rest))
-                stream.receive(TRAILER_BYTES)
-                raise
-            stream.tick(got)
-            round_.count_rx(NETWORK, got)
-            place = place[got:]
-        return place is not None
+                    chunk = place[-left:][:CHUNK_BYTES]
+                    got = stream.receive_some(chunk)
+                    digest.update(chunk[:got])
+                left -= got
+                stream.tick(got)
+        except Stopped:
+            place = chunk = None  # nothing is mapped for a round that is over
+            stream.receive_into(self._room(left))
+            stream.receive(TRAILER_BYTES)
+            raise
+        finally:
+            round_.count_rx(NETWORK, bucket.nbytes - left)
+        return True
 
     def _expected(self, round_: Round, header: Header) -> Bucket:
         """The bucket that the header announces. Raises ProtocolError where the round expects no such bucket here."""

@@ -1,4 +1,4 @@
-"""The sending end of a network edge: pack, checksum, re-read the loan word, send."""
+"""The sending end of a network edge: pack, checksum and send block by block; the loan word decides on the trailer."""
 
 from __future__ import annotations
 
@@ -7,20 +7,18 @@ import select
 import socket
 import time
 
-import numpy as np
-
 from refitd.errors import TransportError
 from refitd.hook import wire
 from refitd.mover.board import Board
-from refitd.mover.frames import REASON_LIMIT, Checksum, Header, Hello, Trailer
+from refitd.mover.frames import REASON_LIMIT, Header, Hello, Trailer
+from refitd.mover.reading import Reading
 from refitd.mover.round import Round, Stopped
 from refitd.mover.transport.stream import TICK_SECONDS, Stream
 from refitd.mover.transport.worker import Worker
-from refitd.plan import execute
-from refitd.plan.execute import Bytes
 from refitd.plan.program import NETWORK, Bucket
 
 RETRY_SECONDS = 0.05
+_ZEROS = memoryview(bytes(512 << 10))
 
 
 class Sender(Worker):
@@ -32,7 +30,6 @@ class Sender(Worker):
         self._deadline: float | None = None
         self._round: Round | None = None
         self._stream: Stream | None = None
-        self._buffer: Bytes = np.empty(0, np.uint8)
 
     def _serve(self) -> None:
         self._deadline = time.monotonic() + self._timeout
@@ -98,36 +95,45 @@ class Sender(Worker):
         for bucket in round_.outgoing:
             if bucket.dst != self.edge[1]:
                 continue
-            digest = Checksum(bucket.id)
             try:
-                payload = self._read(round_, bucket, digest)
+                self._send_bucket(stream, round_, bucket)
             except TransportError as error:
                 round_.fail(self.edge, error.reason)
                 self._send_void(stream, round_, bucket, error.reason)
                 return
-            self._send_bucket(stream, round_, bucket, payload, digest.value)
             round_.mark_sent(bucket)
 
-    def _read(self, round_: Round, bucket: Bucket, digest: Checksum) -> Bytes:
-        """The bucket's bytes, also fed to ``digest``, read wholly under an unchanged loan.
+    def _send_bucket(self, stream: Stream, round_: Round, bucket: Bucket) -> None:
+        """Send block by block, each still in the cache. Raises TransportError where the loan was withdrawn, Stopped."""
+        reading = Reading(round_, bucket)
+        lead = self._header(round_, bucket)
+        while reading.owed:
+            try:
+                block = reading.read()
+            except (TransportError, Stopped):
+                self._pay(stream, round_, lead, reading.owed)
+                raise
+            trailer = b"" if reading.owed else self._trailer(round_, reading.digest.value)
+            stream.send(memoryview(lead), block.data, memoryview(trailer))
+            round_.count_tx(NETWORK, len(block))
+            lead = b""
 
-        Raises TransportError where it was withdrawn.
-        """
-        if self._buffer.size < bucket.nbytes:
-            self._buffer = np.empty(bucket.nbytes, np.uint8)
-        word = round_.options.words.get(bucket.src)
-        with round_.touching():
-            memory = round_.lender(bucket, word)
-            payload = execute.pack(round_.program, bucket, memory.arrays, self._buffer, digest.update)
-            round_.require_loan(bucket, memory, word)
-        return payload
-
-    def _send_bucket(self, stream: Stream, round_: Round, bucket: Bucket, payload: Bytes, digest: int) -> None:
+    def _header(self, round_: Round, bucket: Bucket) -> bytes:
         options = round_.options
-        header = Header(options.attempt, options.publication, bucket.id, bucket.nbytes, round_.plan_tag)
-        trailer = Trailer(options.attempt, options.publication, self.board.facts.token, digest)
-        stream.send(memoryview(header.pack()), payload.data, memoryview(trailer.pack()))
-        round_.count_tx(NETWORK, len(payload))
+        return Header(options.attempt, options.publication, bucket.id, bucket.nbytes, round_.plan_tag).pack()
+
+    def _trailer(self, round_: Round, digest: int, void: bool = False) -> bytes:
+        options = round_.options
+        return Trailer(options.attempt, options.publication, self.board.facts.token, digest, void).pack()
+
+    def _pay(self, stream: Stream, round_: Round, lead: bytes, owed: int) -> None:
+        """End a bucket that cannot be read to its end: the stream stays in step, and the bucket does not exist."""
+        stream.send(memoryview(lead))
+        while owed:
+            zeros = _ZEROS[:owed]
+            stream.send(zeros)
+            owed -= len(zeros)
+        stream.send(memoryview(self._trailer(round_, 0, void=True)))
 
     def _send_void(self, stream: Stream, round_: Round, bucket: Bucket, reason: str) -> None:
         text = reason.encode()[:REASON_LIMIT]
