@@ -35,10 +35,12 @@ class Loans:
         rank.offer = LocalOffer(offer, word, time.monotonic())
         rank.asked[seq] = offer
         for old in sorted(rank.asked)[:-KEEP_ASKED]:
-            gone = rank.asked.pop(old)
-            self._publications.pop(gone, None)
-            self._quorums.pop(gone, None)
+            self._forget(rank.asked.pop(old))
         self._job.poke()
+
+    def _forget(self, offer: Offer) -> None:
+        self._publications.pop(offer, None)
+        self._quorums.pop(offer, None)
 
     def withdraw(self, rank: LocalRank, seq: int, reason: str) -> None:
         """The trainer took its memory back; it has changed its loan word before it said so."""
@@ -88,6 +90,7 @@ class Loans:
             report = self._stored(offer)
             if report:
                 del rank.asked[seq]
+                self._forget(offer)
                 rank.session.event("report", seq=seq, report=as_message(report))
 
     def _stored(self, offer: Offer) -> ReportRecord | None:

@@ -70,13 +70,11 @@ async def revoke_all(built: Built, log: Any) -> dict[str, list[int]]:
     for handle in built.handles.values():
         handle.send({"kind": "revoke", "lane": built.replica, "token": built.token})
     for key, handle in built.handles.items():
-        try:
-            async with asyncio.timeout(REVOKE_SECONDS):
-                await asyncio.wait(
-                    [asyncio.ensure_future(built.wait_stopped(key)), asyncio.ensure_future(handle.gone())],
-                    return_when=asyncio.FIRST_COMPLETED,
-                )
-        except TimeoutError:
+        ends = [asyncio.ensure_future(built.wait_stopped(key)), asyncio.ensure_future(handle.gone())]
+        done, pending = await asyncio.wait(ends, timeout=REVOKE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        for end in pending:  # or it would wait for as long as the mover lives
+            end.cancel()
+        if not done:
             log.warning("mover_killed", key=key, reason=f"no answer to revoke within {REVOKE_SECONDS:g} s")
             handle.kill()
             await handle.gone()
