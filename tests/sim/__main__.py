@@ -1,4 +1,4 @@
-"""``python -m tests.sim [SEEDS] [--workers N] [--story] [--json]``: seeds as ``17``, ``0:2000`` or ``3,5,9``.
+"""``python -m tests.sim [SEEDS]``: seeds as ``17``, ``0:2000`` or ``3,5,9``; ``--help`` for the rest.
 
 Prints failures with the seed that repeats them, the table of states and faults, and one line of totals; exit status 1
 where an invariant did not hold.
@@ -31,12 +31,26 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--story", action="store_true", help="the end of each failed seed's trace")
     parser.add_argument("--json", action="store_true", help="one object on the last line")
     parser.add_argument("--scale", action="store_true", help="1,024 nodes and 64 lanes: what turns cost the store")
+    parser.add_argument("--turns", type=int, default=0, help="so many turns, and what has grown by then")
     options = parser.parse_args(arguments)
+    if options.turns:
+        return endurance(options.turns)
     if options.scale:
         from .scale import report
 
         return report([int(seed) for seed in parse(options.seeds)])
     return batch(options)
+
+
+def endurance(count: int) -> int:
+    from .endurance import endure, grown
+
+    before, after, turned = endure(1, count)
+    more = grown(before, after)
+    tasks = sum(size for key, size in after.items() if key.endswith("tasks"))
+    found = {"turns": turned, "store_keys": after["store keys"], "descriptors": after["descriptors"], "tasks": tasks}
+    print(json.dumps({**found, "grown": more}))
+    return 1 if more else 0
 
 
 def batch(options: argparse.Namespace) -> int:

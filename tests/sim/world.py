@@ -238,6 +238,11 @@ class World:
     def _later(self, seconds: float, callback: Callable[[], None]) -> object:
         return self.loop.call_later(seconds, callback, context=KERNEL)
 
+    @property
+    def own_descriptors(self) -> int:
+        """Descriptors that stand for clients, which a real daemon would not see."""
+        return sum(1 + (memory is memory.owner.memory) for memory in self._kept)
+
     # Finding things.
 
     def find_client(self, key: str) -> SimClient | None:
