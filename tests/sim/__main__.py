@@ -7,6 +7,7 @@ where an invariant did not hold.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import sys
@@ -57,9 +58,10 @@ def batch(options: argparse.Namespace) -> int:
     hits: Counter[tuple[str, str]] = Counter()
     counts: Counter[str] = Counter()
     failed: list[Result] = []
-    slowest, runs, events = 0.0, 0, 0
+    slowest, runs, events, digests = 0.0, 0, 0, hashlib.blake2b(digest_size=16)
     for result in play_all(parse(options.seeds), options.workers):
         runs, events = runs + 1, events + result.events
+        digests.update(result.digest.encode())
         hits.update(result.hits)
         counts.update(result.counts)
         slowest = max(slowest, result.recovery)
@@ -69,7 +71,7 @@ def batch(options: argparse.Namespace) -> int:
             if options.story:
                 print(result.story)
     print(table(hits))
-    totals = {"runs": runs, "failed": [r.seed for r in failed], "faults": hits.total(), "events": events,
+    totals = {"runs": runs, "failed": [r.seed for r in failed], "faults": hits.total(), "events": events, "digests": digests.hexdigest(),
               "worst_recovery_seconds": round(slowest, 2), **{k: counts[k] for k in
               ("commits", "turns", "switches", "answers", "offers RELEASED", "offers SKIPPED")}}  # fmt: skip
     print(json.dumps(totals) if options.json else "  ".join(f"{key} {value}" for key, value in totals.items()))
