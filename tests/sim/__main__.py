@@ -71,9 +71,12 @@ def batch(options: argparse.Namespace) -> int:
             if options.story:
                 print(result.story)
     print(table(hits))
-    totals = {"runs": runs, "failed": [r.seed for r in failed], "faults": hits.total(), "events": events, "digests": digests.hexdigest(),
-              "worst_recovery_seconds": round(slowest, 2), **{k: counts[k] for k in
-              ("commits", "turns", "switches", "answers", "offers RELEASED", "offers SKIPPED")}}  # fmt: skip
+    shown = ("commits", "turns", "switches", "answers", "offers RELEASED", "offers SKIPPED")
+    totals = {
+        "runs": runs, "failed": [r.seed for r in failed], "faults": hits.total(), "events": events,
+        "worst_recovery_seconds": round(slowest, 2), "digests": digests.hexdigest(),
+        **{key: counts[key] for key in shown},
+    }  # fmt: skip
     print(json.dumps(totals) if options.json else "  ".join(f"{key} {value}" for key, value in totals.items()))
     return 1 if failed else 0
 

@@ -1,4 +1,4 @@
-"""A slice of the seeds, as ``make sim`` runs them, in a process of its own: sets of names are walked as they are there."""
+"""A slice of the seeds, as ``make sim`` runs them, in a process of their own."""
 
 from __future__ import annotations
 

@@ -349,6 +349,7 @@ class World:
                 "refitd.daemon.job.fetch_blob": self.fetch_blob,
                 "refitd.daemon.job.Limit": SimLimit,
                 "refitd.daemon.membership.boot_id": self._boot_id,
+                "refitd.daemon.job.TICK_SECONDS": 0.25,  # what nothing else wakes may wait a little longer
                 "refitd.epoch.view.decode": _decode,  # the same bytes, once for all nodes
             }.items():
                 stack.enter_context(mock.patch(target, fake))
