@@ -19,6 +19,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "refit", help="publish to commit: two row-shard trainers to two column-shard engines, next to gloo"
     )
     subjects.add_parser("plan", help="how long the planner takes, and how that grows")
+    subjects.add_parser("pack", help="packing, casting and checksums, and pulls between processes on a GPU")
     refit.add_argument("--device", choices=("cpu",), default="cpu", help="where the weights are (default: cpu)")
     refit.add_argument("--transport", choices=(*TRANSPORTS, "all"), default="all", help="default: all")
     refit.add_argument("--model", choices=(*MODELS, "all"), default="all", help="big: 134 MB; small: 1 MB")

@@ -142,11 +142,12 @@ def _read(pipe: Connection, pull: Pull, index: int, repeats: int, verify: str, b
     columns = _part(pull.cols, pull.readers, index)
     shape = pull.rows, columns.stop - columns.start
     mine = [torch.full(shape, 0.5, dtype=torch.bfloat16, device="cuda") for _ in range(pull.tensors)]
+    exports = pipe.recv()  # from here on the owners are idle
     copied = _copy_rate()
     imports = Imports(driver)
     sources = {
         f"{name}/{owner}": address
-        for owner, message in enumerate(pipe.recv())
+        for owner, message in enumerate(exports)
         for name, address in imports.open(str(owner), message).items()
     }
     program = program_of(pull, columns)
