@@ -139,6 +139,8 @@ class SimHook:
         self._greeted[session.id] = session
         session.serve()
         client.process.call(self.delay(), _settle, answer, session)
+        if client.process.dead:  # it died while it was connecting
+            session.hang_up()
         client.process.on_death.append(session.hang_up)
 
     def forget(self, session: SimSession) -> None:
