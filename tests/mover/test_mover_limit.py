@@ -111,11 +111,11 @@ def page() -> Iterator[Limit]:
 
 def movers(page: Limit, threads: list[int], seconds: float) -> list[int]:
     """What each of some processes could send in ``seconds``, with as many edges as ``threads`` says."""
-    readers = []
+    readers, end = [], time.monotonic() + seconds
     for count in threads:
         reader, writer = os.pipe()
         if os.fork() == 0:
-            os.write(writer, str(_drawn(Limit.map(os.dup(page.fd)), count, seconds)).encode())
+            os.write(writer, str(_drawn(Limit.map(os.dup(page.fd)), count, end)).encode())
             os._exit(0)
         os.close(writer)
         readers.append(reader)
@@ -126,8 +126,8 @@ def movers(page: Limit, threads: list[int], seconds: float) -> list[int]:
     return drawn
 
 
-def _drawn(limit: Limit, count: int, seconds: float) -> int:
-    end, drawn = time.monotonic() + seconds, [0] * count
+def _drawn(limit: Limit, count: int, end: float) -> int:
+    drawn = [0] * count
 
     def draw(edge: int) -> None:
         while time.monotonic() < end:
@@ -145,7 +145,7 @@ def test_movers_share_evenly_however_many_edges_they_have(page: Limit) -> None:
     """Three processes with 1, 1 and 5 edges get about a third each, and the rate together."""
     page.set(8_000_000)
     drawn = movers(page, [1, 1, 5], 3.0)
-    assert sum(drawn) == pytest.approx(24_000_000, rel=0.05)
+    assert 24_000_000 * 0.8 <= sum(drawn) <= (24_000_000 + 8_000_000 * BURST_NS / SECOND) * 1.01
     assert drawn == pytest.approx([sum(drawn) / 3] * 3, rel=0.25)
 
 

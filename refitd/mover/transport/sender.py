@@ -19,6 +19,7 @@ from refitd.plan.program import NETWORK, Bucket
 
 RETRY_SECONDS = 0.05
 _ZEROS = memoryview(bytes(512 << 10))
+_NOTHING = memoryview(b"")
 
 
 class Sender(Worker):
@@ -114,7 +115,7 @@ class Sender(Worker):
                 self._pay(stream, round_, lead, reading.owed)
                 raise
             trailer = b"" if reading.owed else self._trailer(round_, reading.digest.value)
-            stream.send(memoryview(lead), block.data, memoryview(trailer))
+            self._send_paced(stream, memoryview(lead), block.data, memoryview(trailer))
             round_.count_tx(NETWORK, len(block))
             lead = b""
 
@@ -131,9 +132,14 @@ class Sender(Worker):
         stream.send(memoryview(lead))
         while owed:
             zeros = _ZEROS[:owed]
-            stream.send(zeros)
+            self._send_paced(stream, _NOTHING, zeros, _NOTHING)
             owed -= len(zeros)
         stream.send(memoryview(self._trailer(round_, 0, void=True)))
+
+    def _send_paced(self, stream: Stream, head: memoryview, payload: memoryview, tail: memoryview) -> None:
+        """Send the three as one, ``payload`` as fast as the job's bandwidth cap lets it."""
+        for parts in self.board.limit.pace(head, payload, tail, lambda: self._tick(0)):
+            stream.send(*parts)
 
     def _send_void(self, stream: Stream, round_: Round, bucket: Bucket, reason: str) -> None:
         text = reason.encode()[:REASON_LIMIT]

@@ -68,9 +68,11 @@ class Stream:
         if mark != self._mark:
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, mark)
             self._mark = mark
-        if not self._poll.poll(TICK_SECONDS * 1000):
+        self._poll.poll(TICK_SECONDS * 1000)
+        try:
+            got = self._sock.recv_into(view, 0, socket.MSG_DONTWAIT)  # after a tick also less than the mark: it is life
+        except BlockingIOError:
             return 0
-        got = self._sock.recv_into(view)
         if got == 0:
             raise EOFError("connection closed by peer")
         return got
