@@ -32,6 +32,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--story", action="store_true", help="the end of each failed seed's trace")
     parser.add_argument("--json", action="store_true", help="one object on the last line")
     parser.add_argument("--scale", action="store_true", help="1,024 nodes and 64 lanes: what turns cost the store")
+    parser.add_argument("--nodes", type=int, default=1024, help="with --scale")
+    parser.add_argument("--lanes", type=int, default=64, help="with --scale")
     parser.add_argument("--turns", type=int, default=0, help="so many turns, and what has grown by then")
     options = parser.parse_args(arguments)
     if options.turns:
@@ -39,7 +41,7 @@ def main(arguments: list[str]) -> int:
     if options.scale:
         from .scale import report
 
-        return report([int(seed) for seed in parse(options.seeds)])
+        return report(parse(options.seeds), options.nodes, options.lanes)
     return batch(options)
 
 
