@@ -25,11 +25,15 @@ _PREFIX = "REFITD_"
 
 @dataclass(frozen=True, slots=True)
 class NodeConfig:
-    """Who this daemon is. ``domain``: the ranks joined by NVLink (empty: ``name``); ``state_dir``: its own folder."""
+    """Who this daemon is. ``domain``: the ranks joined by NVLink (empty: ``name``); ``state_dir``: its own folder.
+
+    ``devices``: the devices that this daemon alone works with, by their ids, with commas between them.
+    """
 
     name: str = ""
     domain: str = ""
     state_dir: str = ""
+    devices: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,8 @@ from typing import TypeVar
 import structlog
 
 from refitd.epoch.view import View
-from refitd.errors import LeaseLost, ProtocolError, StoreError, StoreTimeout
+from refitd.errors import LeaseLost, ProtocolError, StoreError, StoreTimeout, StoreUnavailable
+from refitd.failpoints import effect
 from refitd.store import (
     Compare,
     Deleted,
@@ -97,14 +98,30 @@ class Agreement:
         return time.monotonic() - self._contact_since
 
     async def call(self, request: Callable[[], T]) -> T:
-        """Run a blocking store call. Raises what it raises."""
-        if self._inline:
-            return request()
-        return await self._loop.run_in_executor(self._worker, request)
+        """Run a blocking store call. Raises what it raises; a call that comes to nothing breaks our contact."""
+        try:
+            if self._inline:
+                return request()
+            return await self._loop.run_in_executor(self._worker, request)
+        except (StoreUnavailable, StoreTimeout):
+            self._broken()
+            raise
 
     async def join(self) -> None:
-        """Take a new lease. Raises StoreError."""
+        """Be under a lease: the one that we had, if it still stands, else a new one. Raises StoreError.
+
+        After an outage of the store the old lease may have outlived it, and with it everything that we wrote under it.
+        """
         sent = time.monotonic()
+        old = self._lease
+        if old is not None:
+            try:
+                await self.call(old.keepalive)
+            except LeaseLost as error:
+                self._lose(str(error), old)
+            else:
+                self._renewed(old, sent)
+                return
         self._lease = await self.call(partial(self._store.grant, self._ttl))
         self._deadline = sent + self._ttl
 
@@ -119,14 +136,16 @@ class Agreement:
         lease = self._lease if leased else None
         op: Op = DeleteOp(path) if data is None else PutOp(path, data, lease)
         compares = [ModRevision(path, expected), *guards]
+        record = key.partition("/")[0]
+        effect(f"write {record}")
         try:
             result = await self.call(partial(self._store.txn, compares, [op]))
         except StoreTimeout:
-            self._broken()
             return await self._read_back(path, data)
         except LeaseLost:
             self._lose("the lease had expired")
             return False
+        effect(f"written {record}")
         return await self._written(key, data, result)
 
     async def _written(self, key: str, data: bytes | None, result: TxnResult) -> bool:

@@ -19,6 +19,7 @@ from refitd.daemon.job import Job
 from refitd.daemon.orders import Orders
 from refitd.daemon.requests import Requests
 from refitd.daemon.secret import load_secret
+from refitd.daemon.sweep import Sweeper
 from refitd.errors import ConfigError, Refused
 from refitd.hook.server import HookServer
 from refitd.mover.pool import MoverPool
@@ -36,6 +37,7 @@ class Daemon:
         self.metrics = Metrics(self._replica_states)
         self.jobs: dict[str, Job] = {}
         self._connections = 0
+        self._leaving: set[asyncio.Task[None]] = set()
         self._log = structlog.get_logger().bind(node=config.node.name)
         self._lock = _lock_node(config)
         self._secret = load_secret(config)
@@ -62,14 +64,16 @@ class Daemon:
         )  # fmt: skip
         await self.hook.start()  # clients find everything that a request needs
         self._warming = asyncio.create_task(self._pool.start())
+        self._sweeping = asyncio.create_task(Sweeper(self._store, config.job.ttl, self.jobs.keys).run())
         self._log.info("ready", socket=str(config.hook.socket), data_port=self._data.port, store=store.url)
         self._notify.ready(f"serving {config.hook.socket}")
 
     async def stop(self) -> None:
         """Leave every job, end every mover, remove the socket."""
         self._notify.stopping()
-        self._warming.cancel()
-        await asyncio.gather(self._warming, return_exceptions=True)
+        for task in (self._warming, self._sweeping, *self._leaving):
+            task.cancel()
+        await asyncio.gather(self._warming, self._sweeping, *self._leaving, return_exceptions=True)
         await self.hook.stop()
         for job in self.jobs.values():
             await job.close()
@@ -87,6 +91,7 @@ class Daemon:
             data = self.config.data
             address = data.advertise or f"{data.host}:{self._data.port}"
             self.jobs[name] = Job(name, self.config, self._store, self._pool, self.metrics, self._secret, address)
+            self.jobs[name].on_ended = self.job_ended
             self.jobs[name].draining.wanted = self.orders.draining
         return self.jobs[name]
 
@@ -95,6 +100,14 @@ class Daemon:
         store = self.config.store
         inline = isinstance(self._store, MemoryStore)
         return Agreement(self._store, name, store.lease_ttl, store.keepalive, inline, lambda: None)
+
+    def job_ended(self, job: Job) -> None:
+        """A job is over: leave it."""
+        if self.jobs.get(job.job) is job:
+            del self.jobs[job.job]
+            task = asyncio.create_task(job.close())
+            self._leaving.add(task)
+            task.add_done_callback(self._leaving.discard)
 
     def count_connections(self, change: int) -> None:
         self._connections += change

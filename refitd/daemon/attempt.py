@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from refitd.daemon.mount import mount
 from refitd.daemon.rank import LocalRank
-from refitd.daemon.turn import Built
+from refitd.daemon.turn import Built, sides
 from refitd.epoch.records import Lane, PubId
 from refitd.epoch.release import published
 from refitd.errors import TransportError
@@ -42,7 +42,7 @@ class Attempt:
         held = await _all_held(driver, lane)
         plan = await _remainder(driver, lane, held) if held else built.plan
         attempt = cls(driver, lane, built, plan, publication)
-        for key in built.handles:
+        for key in sorted(built.handles, key=attempt.members.__contains__):  # sources first: they have work at once
             attempt._run(key, resend=bool(held))
         attempt._spread_known()
         return attempt
@@ -164,8 +164,5 @@ async def _all_held(driver: LaneDriver, lane: Lane) -> dict[str, Held]:
 
 
 async def _remainder(driver: LaneDriver, lane: Lane, held: dict[str, Held]) -> Plan:
-    context = driver.context
-    sources, members, neighbours = [
-        await context.plan_ranks(slots) for slots in (lane.sources, lane.members, lane.neighbours)
-    ]
-    return make_plan(sources, members, neighbours, held, context.config.data.bucket_bytes)
+    sources, members, neighbours = await sides(driver.context, lane)
+    return make_plan(sources, members, neighbours, held, driver.context.config.data.bucket_bytes)

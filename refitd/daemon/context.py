@@ -9,7 +9,7 @@ from refitd.config import Config
 from refitd.daemon.agree import Agreement
 from refitd.daemon.rank import LocalRank
 from refitd.daemon.secret import Secret
-from refitd.epoch.records import PubId, Slot
+from refitd.epoch.records import PubId, Slot, SlotId
 from refitd.plan import Rank
 from refitd.telemetry.metrics import Metrics
 
@@ -25,7 +25,7 @@ class Context(Protocol):
     agreement: Agreement
     ranks: dict[str, LocalRank]
 
-    async def plan_ranks(self, slots: Sequence[Slot]) -> list[Rank]:
+    async def plan_ranks(self, slots: Sequence[Slot | SlotId]) -> list[Rank]:
         """Slots with their layouts. Raises TransportError where a layout cannot be fetched."""
 
     def address(self, node: str) -> tuple[str, int]:

@@ -53,6 +53,5 @@ class Draining:
     def _named(self) -> Iterator[tuple[str, list[str]]]:
         """Lanes whose records name ranks of this node, and which."""
         for replica, lane in self._job.agreement.view.open_lanes().items():
-            slots = (*lane.members, *lane.sources, *lane.neighbours)
-            if keys := sorted({slot.key for slot in slots if slot.node == self._job.node}):
+            if keys := sorted({slot.key for slot in lane.ids.values() if slot.node == self._job.node}):
                 yield replica, keys

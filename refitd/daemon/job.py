@@ -6,7 +6,7 @@ import asyncio
 import socket
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import structlog
@@ -23,7 +23,7 @@ from refitd.daemon.membership import Membership
 from refitd.daemon.movers import Movers
 from refitd.daemon.rank import LocalRank
 from refitd.daemon.secret import Secret
-from refitd.epoch.records import PubId, Slot
+from refitd.epoch.records import PubId, Slot, SlotId
 from refitd.errors import LayoutError, StoreError, TransportError
 from refitd.hook.session import Session
 from refitd.layout import Layout
@@ -50,6 +50,7 @@ class Job:
         self.lanes: dict[str, LaneDriver] = {}
         self.blobs: dict[str, bytes] = {}
         self.network_bytes = 0
+        self.on_ended: Callable[[Job], None] = lambda _job: None
         self._passing: deque[str] = deque()  # documents that nobody asks for once their attempt is over
         self._layouts: dict[str, Layout] = {}
         self._log = structlog.get_logger().bind(job=name, node=self.node)
@@ -135,6 +136,10 @@ class Job:
         await self.draining.publish()
         await self.loans.publish()
         await self.leading.lead()
+        if self.leading.ended and not self.ranks:
+            self._log.info("job_ended", reason="neither trainers nor engines for the job's time to live")
+            self.on_ended(self)
+            return
         self.loans.settle()
         self.movers.restart_excluded(self.agreement.view)
         for replica, stored in self.agreement.view.lanes.items():
@@ -153,6 +158,7 @@ class Job:
         if old:
             self.remove_rank(old.session)
         self.ranks[rank.key] = rank
+        rank.came_with = rank.served
         self.movers.want(rank.key)
         self.poke()
 
@@ -182,10 +188,16 @@ class Job:
 
     # What lanes ask for.
 
-    async def plan_ranks(self, slots: Sequence[Slot]) -> list[Rank]:
-        return [Rank(slot.key, *self._place(slot), await self._layout(slot)) for slot in slots]
+    async def plan_ranks(self, slots: Sequence[Slot | SlotId]) -> list[Rank]:
+        return [Rank(slot.key, *self._place(slot), await self._layout(self._live(slot))) for slot in slots]
 
-    def _place(self, slot: Slot) -> tuple[str, str]:
+    def _live(self, slot: Slot | SlotId) -> Slot:
+        live = self.agreement.view.live(slot)
+        if live is None:
+            raise TransportError((self.node, slot.key), "the rank that the lane names lives no more")
+        return live
+
+    def _place(self, slot: Slot | SlotId) -> tuple[str, str]:
         """(node, domain) of a slot for the planner; with ``data.links = network`` every rank stands alone."""
         if self.config.data.links == "network":
             return f"{slot.node}#{slot.key}", f"{slot.node}#{slot.key}"

@@ -18,7 +18,7 @@ from refitd.daemon.prepare import Preparer
 from refitd.daemon.rank import NO_PUBLICATION, LocalRank
 from refitd.daemon.turn import build_lane, revoke_all
 from refitd.epoch.codec import encode
-from refitd.epoch.records import Ack, Commit, Lane, PubId, Slot
+from refitd.epoch.records import Ack, Commit, Lane, PubId, Slot, SlotId
 from refitd.epoch.stage import Stage, stage
 from refitd.errors import MismatchError, PlanError, RefitdError, StoreError
 from refitd.failpoints import failpoint
@@ -63,10 +63,11 @@ class LaneDriver:
     def stage(self) -> Stage:
         return self._stage
 
-    def my_slots(self) -> list[Slot]:
+    def my_slots(self) -> list[SlotId]:
         """The lane's members and sources on this node."""
         lane = self.lane
-        return [slot for slot in (*lane.members, *lane.sources) if slot.node == self.context.node] if lane else []
+        slots = (*(member.id for member in lane.members), *lane.sources) if lane else ()
+        return [slot for slot in slots if slot.node == self.context.node]
 
     def my_members(self) -> list[LocalRank]:
         """Ranks of the replica on this node, as far as they are registered."""
@@ -126,9 +127,9 @@ class LaneDriver:
             lead.told = None
             lead.session.event("ticket", ticket=None)
 
-    def _is_current(self, slot: Slot) -> bool:
+    def _is_current(self, slot: SlotId) -> bool:
         rank = self.context.ranks.get(slot.key)
-        return bool(rank and rank.session.incarnation == slot.incarnation and rank.mover and rank.life == slot.mover)
+        return bool(rank and rank.mover and rank.life == slot.mover)
 
     def _absorb(self, key: str, verified: list[int]) -> None:
         """Keep what a mover of ours had verified, so that no later attempt moves it again."""
@@ -197,7 +198,7 @@ class LaneDriver:
 
     async def _report_commit(self, lane: Lane, publication: PubId) -> None:
         refit = self.context.agreement.view.refits[self.replica].value
-        commit = Commit(*publication, refit.step, self.token, lane.incarnations)
+        commit = Commit(*publication, refit.step, self.token, lane.incarnations, refit.number)
         agreement = self.context.agreement
         key = f"commits/{self.replica}"
         guard = ModRevision(agreement.compare_path(f"lanes/{self.replica}"), self.token)

@@ -8,18 +8,33 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from refitd.config import Config
 from refitd.epoch.codec import encode
-from refitd.epoch.leader import decide, unpublished
+from refitd.epoch.facts import Write
+from refitd.epoch.identity import ByIdentity
+from refitd.epoch.leader import decide
+from refitd.epoch.patience import Limits, Patience
 from refitd.epoch.records import Leader
 from refitd.errors import MismatchError, PlanError
 from refitd.layout import Layout
 from refitd.plan import Rank, make_plan
-from refitd.store import CreateRevision
+from refitd.store import Compare, CreateRevision, ModRevision
 
 if TYPE_CHECKING:
     from refitd.daemon.job import Job
 
 MAX_ROUNDS = 6
+SILENCE_SECONDS = 5.0
+_SAID_ALOUD = ("lanes/", "generation", "parked/", "planner")
+
+
+def limits(config: Config) -> Limits:
+    """What the leader's clocks go by. A node has said nothing for too long when it should have built long ago."""
+    job, timeouts = config.job, config.timeouts
+    return Limits(
+        timeouts.grace, job.join_debounce, job.join_limit, job.flaps, job.flap_window, job.park,
+        timeouts.build + SILENCE_SECONDS, job.pause, job.ttl, job.max_dirty,
+    )  # fmt: skip
 
 
 class Leading:
@@ -27,8 +42,10 @@ class Leading:
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self._offered_since: float | None = None
-        self._quiet = -1  # the picture (`View.changes`) for which nothing was left to decide
+        self._patience: Patience | None = None  # our clocks, while we lead
+        self._quiet: tuple[int, bool] | None = None  # the picture for which nothing was left to decide
+        self._digest_set: ByIdentity[Iterable[str], frozenset[str]] = ByIdentity(frozenset)
+        self.ended = False  # the job is over, and its records are gone
         self._coverage: dict[tuple[frozenset[str], frozenset[str]], bool] = {}
         self._log = structlog.get_logger().bind(job=job.job, node=job.node)
 
@@ -52,8 +69,10 @@ class Leading:
             if await job.agreement.write("leader", encode(record), 0, leased=True):
                 self._log.info("leads")
         job.metrics.leader(self.ours)
+        if not self.ours:
+            self._patience = None
         for _round in range(MAX_ROUNDS):
-            if not (self.ours and self._settled() and await self._decide()):
+            if not (self.ours and await self._decide()):
                 return
 
     async def _bury_former_self(self) -> None:
@@ -67,40 +86,46 @@ class Leading:
     def _settled(self) -> bool:
         """After an outage of the store nobody is removed for being absent until everybody could have come back."""
         agreement = self._job.agreement
-        return agreement.unbroken or agreement.contact_seconds > self._job.config.store.lease_ttl + 2
+        return agreement.contact_seconds > self._job.config.store.lease_ttl + 2
 
     async def _decide(self) -> bool:
         """One round; False when there was nothing to write."""
-        job = self._job
-        view = job.agreement.view
-        if view.changes == self._quiet and self._offered_since is None:
+        job, view = self._job, self._job.agreement.view
+        settled, now = self._settled(), time.monotonic()
+        if (view.changes, settled) == self._quiet and self._patience and now < self._patience.due:
             return False
         unknown = [slot for slot in view.slots().values() if not job.known_layout(slot.digest)]
         await job.learn_layouts(unknown)
         changes = view.changes
-        writes = decide(view, self._grace_over(), self._covers)
-        self._quiet = changes if not writes and not unknown else -1
-        assert view.leader is not None
-        fence = CreateRevision(job.agreement.compare_path("leader"), view.leader.created)
+        self._patience = self._patience or Patience(limits(job.config))
+        facts = self._patience.look(view, now, settled)
+        writes = decide(view, facts, self._covers)
+        self.ended = facts.ended and not writes
+        self._quiet = (changes, settled) if not writes and not unknown else None
         for write in writes:
-            done = await job.agreement.write(write.key, write.data, write.expected, guards=[fence])
-            log = self._log.info if write.key.startswith(("lanes/", "generation")) else self._log.debug
-            log("decided", key=write.key, reason=write.reason, done=done)
-            if not done:
+            if not await self._carry_out(write):
                 return False  # our picture is behind; the watch will wake us
         return bool(writes)
 
-    def _grace_over(self) -> bool:
-        if not unpublished(self._job.agreement.view):
-            self._offered_since = None
+    async def _carry_out(self, write: Write) -> bool:
+        """Write what was decided, if we still lead and nothing that it rests on has changed."""
+        agreement = self._job.agreement
+        leader = agreement.view.leader
+        if leader is None:
             return False
-        self._offered_since = self._offered_since or time.monotonic()
-        return time.monotonic() - self._offered_since > self._job.config.timeouts.grace
+        guards: list[Compare] = [CreateRevision(agreement.compare_path("leader"), leader.created)]
+        guards += [ModRevision(agreement.compare_path(key), revision) for key, revision in write.guards]
+        done = await agreement.write(write.key, write.data, write.expected, guards=guards)
+        log = self._log.info if write.key.startswith(_SAID_ALOUD) else self._log.debug
+        log("decided", key=write.key, reason=write.reason, done=done)
+        if not done:
+            self._log.info("write_refused", key=write.key, reason="somebody else leads, or the records have changed")
+        return done
 
     def _covers(self, replica: str, digests: Iterable[str]) -> bool:
         """Whether layouts hold between them what a replica needs; a replica whose layouts we lack waits."""
         needs = [info.digest for info in self._job.agreement.view.replicas().get(replica, {}).values()]
-        key = frozenset(digests), frozenset(needs)
+        key = self._digest_set(digests), frozenset(needs)
         if key not in self._coverage:
             layouts = [[self._job.known_layout(digest) for digest in sorted(side)] for side in key]
             if any(layout is None for side in layouts for layout in side):

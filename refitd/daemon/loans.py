@@ -9,9 +9,9 @@ import structlog
 
 from refitd.daemon.rank import LocalOffer, LocalRank
 from refitd.epoch.codec import encode
-from refitd.epoch.leader import assess
 from refitd.epoch.records import Offer, Offers, PubId, ReportRecord
 from refitd.epoch.release import RELEASED, joined, loan
+from refitd.epoch.reports import assess
 
 if TYPE_CHECKING:
     from refitd.daemon.job import Job

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from refitd.config import Config
 from refitd.epoch.codec import encode
-from refitd.epoch.records import Member
+from refitd.epoch.records import Claim, Member
 from refitd.plan.version import PLANNER_VERSION
 
 if TYPE_CHECKING:
@@ -27,7 +28,8 @@ class Membership:
     def __init__(self, job: Job) -> None:
         self._job = job
         self.incarnation = uuid.uuid4().hex
-        self._boot = boot_id()
+        self._boot, self._lock = boot_id(), lock_id(job.config)
+        self._refused: set[str] = set()
         self._log = structlog.get_logger().bind(job=job.job, node=job.node)
         job.agreement.lost = self._lease_lost
 
@@ -47,30 +49,65 @@ class Membership:
         if present and present.value.incarnation != self.incarnation:
             await self._take_over(present.value, present.revision)
             return
-        record = self._record()
+        record = self._record(await self._claim_devices())
         if present is None or present.value != record:
             wrote = await agreement.write(key, encode(record), present.revision if present else 0, leased=True)
             if wrote and present is None:
                 self._log.info("joined", incarnation=self.incarnation)
 
-    def _record(self) -> Member:
-        job = self._job
+    def _record(self, owns_devices: bool) -> Member:
+        """Who we are; without its devices a daemon has no ranks to offer."""
+        job, node = self._job, self._job.config.node
         ranks = tuple(sorted((rank.info() for rank in job.ranks.values()), key=lambda info: info.key))
-        domain = job.config.node.domain
-        return Member(job.node, domain, job.own_address, self.incarnation, self._boot, (PLANNER_VERSION,), ranks)
+        shown = ranks if owns_devices else ()
+        planners = (PLANNER_VERSION,)
+        return Member(job.node, node.domain, job.own_address, self.incarnation, self._boot, planners, shown, self._lock)
 
     async def _take_over(self, other: Member, revision: int) -> None:
-        """Remove the record of an earlier life of this daemon.
+        """Remove the record of an earlier life of this daemon, if it surely is one.
 
-        Only one daemon of a node runs on a machine (the node's lock file says so), so a record of this boot is a dead
-        one's. Any other must expire first.
+        Whoever held the lock file that we hold is dead. Any other daemon of this name must go first: its record holds
+        ours off, by its revision.
         """
-        if other.boot == self._boot:
-            await self._job.agreement.write(f"members/{self._job.node}", None, revision)
-            self._log.info("took_over", dead=other.incarnation)
+        if (other.boot, other.lock) == (self._boot, self._lock):
+            if await self._job.agreement.write(f"members/{self._job.node}", None, revision):
+                self._log.info("took_over", dead=other.incarnation)
         else:
-            self._log.warning("node_name_taken", address=other.address, reason="another machine holds the record")
+            why = "another daemon of this name holds the record: on another machine, or with another state folder"
+            self._refuse("node_refused", other.incarnation, reason=why, address=other.address)
+
+    async def _claim_devices(self) -> bool:
+        """Whether every device that we are to work with is ours: one daemon of the job a device."""
+        found = [await self._claim(device) for device in self._job.config.node.devices.split(",") if device]
+        return all(found)
+
+    async def _claim(self, device: str) -> bool:
+        agreement, key = self._job.agreement, f"devices/{device.strip()}"
+        claim, present = Claim(self._job.node, self.incarnation), agreement.view.devices.get(device.strip())
+        if present and present.value == claim:
+            return True
+        if present and present.value.node != claim.node:
+            why = f"{present.value.node} works with {device.strip()}"
+            self._refuse("device_refused", present.value.incarnation, reason=why)
+            return False
+        return await agreement.write(key, encode(claim), present.revision if present else 0, leased=True)
+
+    def _refuse(self, event: str, other: str, **facts: str) -> None:
+        """Say once for each life of the other one why we do not join."""
+        if other not in self._refused:
+            self._refused.add(other)
+            self._log.error(event, **facts)
 
     def _lease_lost(self) -> None:
         """We may have been taken for dead: come back as somebody new, so that nothing old is mistaken for us."""
+        self._log.warning("new_incarnation", dead=self.incarnation, reason="the lease of the old one has ended")
         self.incarnation = uuid.uuid4().hex
+
+
+def lock_id(config: Config) -> str:
+    """Device and inode of the node's lock file, which this process holds; empty where there is none."""
+    try:
+        found = (Path(config.node.state_dir) / f"{config.node.name}.lock").stat()
+    except OSError:
+        return ""
+    return f"{found.st_dev}:{found.st_ino}"

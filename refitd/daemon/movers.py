@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from refitd.daemon.rank import LocalRank
-from refitd.epoch.records import Slot
+from refitd.epoch.records import SlotId
 from refitd.epoch.view import View
 from refitd.errors import TransportError
 from refitd.mover.handle import MoverHandle
@@ -33,7 +33,7 @@ class Movers:
         self._starting: dict[str, asyncio.Task[None]] = {}
         self._dying: dict[str, MoverHandle] = {}  # killed and not yet gone: its memory must not be lent again
         self._deaths: dict[str, list[float]] = {}
-        self._restarted: set[Slot] = set()
+        self._restarted: set[SlotId] = set()
         self._unmaps: dict[tuple[int, str], asyncio.Event] = {}
         self._log = structlog.get_logger().bind(job=job.job, node=job.node)
 
@@ -76,13 +76,18 @@ class Movers:
 
     def restart_excluded(self, view: View) -> None:
         """A lane that does without one of our slots suspects its mover: a new one is innocent."""
-        live = view.slots()
         for lane in [stored.value for stored in view.lanes.values()]:
             for exclusion in lane.excluded:
                 slot, rank = exclusion.slot, self._job.ranks.get(exclusion.slot.key)
-                if rank is None or rank.mover is None or exclusion.passing or slot in self._restarted:
+                if (
+                    rank is None
+                    or rank.mover is None
+                    or exclusion.passing
+                    or exclusion.parked
+                    or slot in self._restarted
+                ):
                     continue
-                if live.get(slot.key) == slot and slot.mover == rank.life:
+                if view.live(slot) and slot.mover == rank.life:
                     self._restarted.add(slot)
                     self._kill(rank.mover, f"a lane excluded it: {exclusion.reason}")
 

@@ -84,6 +84,7 @@ class LocalRank:
     relending: bool = False
     told: tuple[str, PubId, int] | None = None  # the last ticket or commit event, and its token
     step: int = 0
+    came_with: PubId = NO_PUBLICATION  # what the client served when it registered
 
     @property
     def key(self) -> str:
@@ -157,6 +158,7 @@ class LocalRank:
         return RankInfo(
             self.key, session.side, session.group, session.rank, session.world,
             session.incarnation, self.digest, self.mode, self.life if self.mover else 0, self.memory is not None,
+            self.came_with,
         )  # fmt: skip
 
     def set_memory(self, memory: Memory) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from refitd.epoch.leader import why_not
 from refitd.epoch.records import Control
+from refitd.epoch.reports import why_not
 from refitd.epoch.stage import committed, stage
 from refitd.epoch.view import View
 

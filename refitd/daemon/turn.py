@@ -8,12 +8,14 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from refitd.epoch.records import Lane
 from refitd.errors import TransportError
 from refitd.hook.memfd import create_document
 from refitd.mover.handle import MoverHandle
-from refitd.plan import Plan, Program, make_plan
+from refitd.plan import Plan, Program, Rank, make_plan
 
 if TYPE_CHECKING:
+    from refitd.daemon.context import Context
     from refitd.daemon.lane import LaneDriver
 
 REVOKE_SECONDS = 3.0
@@ -81,13 +83,24 @@ async def revoke_all(built: Built, log: Any) -> dict[str, list[int]]:
     return built.verified
 
 
+async def sides(context: Context, lane: Lane) -> tuple[list[Rank], list[Rank], list[Rank]]:
+    """Sources, members and neighbours of a lane for the planner. Raises TransportError for a slot that is gone.
+
+    The members of a lane without sources hold what it is to reach: the plan takes them, under other names, as sources,
+    and nothing of it is left to do.
+    """
+    sources, members, neighbours = [
+        await context.plan_ranks(slots) for slots in (lane.sources, lane.members, lane.neighbours)
+    ]
+    own = [Rank(f"own:{rank.key}", rank.node, rank.domain, rank.layout) for rank in members]
+    return sources or own, members, neighbours
+
+
 async def build_lane(driver: LaneDriver) -> Built:
     """Plan the lane and tell our movers to connect. Raises PlanError, MismatchError, TransportError."""
     context, lane = driver.context, driver.lane
     assert lane is not None
-    sources, members, neighbours = [
-        await context.plan_ranks(slots) for slots in (lane.sources, lane.members, lane.neighbours)
-    ]
+    sources, members, neighbours = await sides(context, lane)
     plan = make_plan(sources, members, neighbours, bucket_bytes=context.config.data.bucket_bytes)
     handles: dict[str, MoverHandle] = {}
     for slot in driver.my_slots():

@@ -1,7 +1,8 @@
 """Records as JSON bytes: frozen dataclasses in, the same dataclasses out, every wrong field named.
 
-Supports what records are made of: int, str, bool, float, None unions, tuples of one type, string-keyed dicts and nested
-records. Unknown fields are ignored, so that a newer daemon may add some.
+Supports what records are made of: int, str, bool, float, None unions, tuples of one type, string-keyed dicts, named
+tuples (as lists), nested records, and fields that are written packed (`refitd.epoch.packed`). Unknown fields are
+ignored, so that a newer daemon may add some.
 """
 
 from __future__ import annotations
@@ -11,8 +12,11 @@ import functools
 import json
 import types
 import typing
+from collections.abc import Callable
 from typing import Any, TypeVar
 
+from refitd.epoch.identity import ByIdentity
+from refitd.epoch.packed import PACKERS
 from refitd.errors import ProtocolError
 
 R = TypeVar("R")
@@ -20,7 +24,32 @@ R = TypeVar("R")
 
 def encode(record: Any) -> bytes:
     """Canonical JSON of a record: equal records give equal bytes."""
-    return json.dumps(dataclasses.asdict(record), sort_keys=True, separators=(",", ":")).encode()
+    kind: type = type(record)
+    packed = _packed(kind)
+    plain = {f.name: getattr(record, f.name) for f in dataclasses.fields(record) if f.name not in packed}
+    shown = {name: _json(value) for name, value in plain.items()}
+    shown |= {name: _fragments[kind](getattr(record, name)) for name, kind in packed.items()}
+    return ("{" + ",".join(f'"{name}":{shown[name]}' for name in sorted(shown)) + "}").encode()
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), default=_fields)
+
+
+def _fields(record: Any) -> dict[str, Any]:
+    return {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
+
+
+def _fragment(pack: Callable[[Any], Any]) -> ByIdentity[Any, str]:
+    return ByIdentity(lambda value: _json(pack(value)))
+
+
+_fragments = {kind: _fragment(pack) for kind, (pack, _unpack_them) in PACKERS.items()}
+
+
+@functools.cache
+def _packed(kind: type) -> dict[str, str]:
+    return {f.name: f.metadata["packed"] for f in dataclasses.fields(kind) if "packed" in f.metadata}
 
 
 def decode(kind: type[R], data: bytes, where: str) -> R:
@@ -40,6 +69,8 @@ def _hints(kind: type) -> dict[str, Any]:
 def _build(kind: Any, value: Any, where: str) -> Any:
     if dataclasses.is_dataclass(kind):
         return _record(typing.cast("type", kind), value, where)
+    if isinstance(kind, type) and issubclass(kind, tuple):
+        return kind(*_tuple(tuple(_hints(kind).values()), value, where))
     origin = typing.get_origin(kind)
     if origin is tuple:
         return _tuple(typing.get_args(kind), value, where)
@@ -58,8 +89,25 @@ def _record(kind: type, value: Any, where: str) -> Any:
     known = {field.name: field for field in dataclasses.fields(kind)}
     missing = [f.name for f in known.values() if f.name not in value and f.default is dataclasses.MISSING]
     _expect(not missing, f"{where}.{missing[0] if missing else ''}", "a value", None)
-    hints = _hints(kind)
-    return kind(**{name: _build(hints[name], value[name], f"{where}.{name}") for name in known if name in value})
+    hints, packed = _hints(kind), _packed(kind)
+    return kind(**{
+        name: _unpack(packed[name], value[name], f"{where}.{name}") if name in packed
+        else _build(hints[name], value[name], f"{where}.{name}")
+        for name in known if name in value
+    })  # fmt: skip
+
+
+@functools.lru_cache(256)
+def _same(value: tuple[Any, ...]) -> tuple[Any, ...]:
+    """One object for equal tuples: what is known of it need not be found out for each lane."""
+    return value
+
+
+def _unpack(kind: str, value: Any, where: str) -> Any:
+    try:
+        return _same(PACKERS[kind][1](value))
+    except (ValueError, TypeError, AttributeError):
+        raise ProtocolError(where, f"groups of {kind}", repr(value)[:80]) from None
 
 
 def _tuple(args: tuple[Any, ...], value: Any, where: str) -> Any:

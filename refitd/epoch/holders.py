@@ -2,39 +2,84 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
 
-from refitd.epoch.records import Lane, PubId, Slot
+from refitd.epoch.records import Lane, OfferId, PubId, Slot, SlotId, life_of
 from refitd.epoch.view import View
 
 # Whether layouts (by digest), one a rank, hold between them every element that the replica needs.
 Covers = Callable[[str, Iterable[str]], bool]
+_HOLDER_KINDS = ("members", "offers", "generation", "publication", "commits", "refits")
 
 
-def trainers(view: View) -> dict[str, Slot]:
+class Side(NamedTuple):
+    """Slots of one side that may be read from, by group and rank."""
+
+    ids: tuple[SlotId, ...]
+    digests: tuple[str, ...]
+
+    def without(self, own: str, excluded: set[SlotId]) -> Side:
+        """All but the ranks of one group and some others."""
+        if not excluded and not (self.ids and own < self.ids[-1].key and self.ids[0].key.startswith("engine/")):
+            return self
+        kept = [
+            (slot, digest)
+            for slot, digest in zip(self.ids, self.digests, strict=True)
+            if slot not in excluded and not slot.key.startswith(own)
+        ]
+        return Side(tuple(slot for slot, _digest in kept), tuple(digest for _slot, digest in kept))
+
+
+class Pool(NamedTuple):
+    """All that may be read from; ``tiers`` has (engines, trainers), those first that are to be preferred."""
+
+    ids: frozenset[SlotId]
+    tiers: tuple[tuple[Side, Side], ...]
+
+
+def trainers(view: View) -> Mapping[str, Slot]:
     """Live ranks of the current generation's run, by key."""
+    return view.memo("trainers", ("members", "generation"), lambda: _trainers(view))
+
+
+def _trainers(view: View) -> dict[str, Slot]:
     if not view.generation:
         return {}
     prefix = f"trainer/{view.generation.value.run}/"
     return {key: slot for key, slot in view.slots().items() if key.startswith(prefix)}
 
 
-def holders(view: View, publication: PubId) -> dict[str, Slot]:
+def open_offers(view: View) -> frozenset[OfferId]:
+    """All loans that stand, by name."""
+    return view.memo(
+        "open_offers", ("offers",), lambda: frozenset(o.id for s in view.offers.values() for o in s.value.offers)
+    )
+
+
+def holders(view: View, publication: PubId) -> Mapping[str, Slot]:
     """Live slots that can serve a publication: trainers whose loan is open, engine ranks of committed replicas."""
-    return {**_lending(view, publication), **_committed(view, publication)}
+
+    def compute() -> dict[str, Slot]:
+        return {**_lending(view, publication), **_committed(view, publication)}
+
+    return view.memo(("holders", publication), _HOLDER_KINDS, compute)
 
 
 def _lending(view: View, publication: PubId) -> dict[str, Slot]:
     if view.newest != publication or not view.publication:
         return {}
-    open_now = {offer for stored in view.offers.values() for offer in stored.value.offers}
-    lent = {offer.key: offer.incarnation for offer in view.publication.value.offers if offer in open_now}
-    return {key: slot for key, slot in trainers(view).items() if lent.get(key) == slot.incarnation}
+    lent, open_now = view.publication.value.taken, open_offers(view)
+    return {
+        key: slot
+        for key, slot in trainers(view).items()
+        if (offer := lent.get(key)) and offer in open_now and offer.life == life_of(slot.incarnation)
+    }
 
 
 def _committed(view: View, publication: PubId) -> dict[str, Slot]:
     slots = view.slots()
-    lends = {info.key for _member, info in view.ranks() if info.lends}
+    lends = view.memo("lends", ("members",), lambda: {info.key for _member, info in view.ranks() if info.lends})
     found: dict[str, Slot] = {}
     for replica, stored in view.commits.items():
         target = view.refits.get(replica)
@@ -47,26 +92,84 @@ def _committed(view: View, publication: PubId) -> dict[str, Slot]:
     return found
 
 
-def choose_sources(
-    view: View, lane: Lane | None, replica: str, publication: PubId | None, excluded: set[Slot], covers: Covers
-) -> tuple[tuple[Slot, ...], str]:
-    """Slots that a lane reads from, sorted by key, and why these; empty where nobody holds the whole model.
+def draining(view: View) -> frozenset[str]:
+    """Nodes whose present daemon wants to leave."""
+    return view.memo("draining", ("drains", "members"), lambda: frozenset(
+        node for node, stored in view.drains.items()
+        if node in view.members and view.members[node].value.incarnation == stored.value.incarnation
+    ))  # fmt: skip
 
-    The present sources stay as long as they hold what is needed: a refit under way is not turned for a better idea.
-    Neighbours that committed come before trainers, so that a joiner leaves the trainers alone.
+
+def natural(slot: Slot | SlotId) -> tuple[str, int]:
+    """Sorts slots by group and rank number."""
+    group, _, rank = slot.key.rpartition("/")
+    return group, int(rank)
+
+
+def choose_sources(
+    view: View, lane: Lane | None, replica: str, publication: PubId | None, excluded: set[SlotId], covers: Covers
+) -> tuple[tuple[SlotId, ...], str]:
+    """Slots that a lane reads from, by group and rank, and why these; empty where nobody holds the whole model.
+
+    The present sources stay as long as they hold what is needed and want to stay: a refit under way is not turned for
+    a better idea. Neighbours that committed come before trainers, so that a joiner leaves the trainers alone. Nodes
+    that drain or are parked serve only what nobody else has.
     """
+    pool = _pool(view, publication)
     own = f"engine/{replica}/"
-    pool = trainers(view) if publication is None else holders(view, publication)
-    pool = {key: slot for key, slot in pool.items() if slot not in excluded and not key.startswith(own)}
-    if publication and lane and lane.sources and all(pool.get(slot.key) == slot for slot in lane.sources):
+    leaving = draining(view) | set(view.parked)
+    as_before = publication and lane and lane.sources and _all_hold(view, publication, lane)
+    if lane and as_before and excluded.isdisjoint(lane.source_ids) and leaving.isdisjoint(lane.source_nodes):
         return lane.sources, "the sources are as before"
-    engines = [slot for key, slot in pool.items() if key.startswith("engine/")]
-    lenders = [slot for key, slot in pool.items() if key.startswith("trainer/")]
-    for candidates, reason in (
-        (engines, "replicas that committed it"),
-        (lenders, "trainer ranks of the generation"),
-        (engines + lenders, "replicas and trainers together"),
-    ):
-        if candidates and covers(replica, (slot.digest for slot in candidates)):
-            return tuple(sorted(candidates, key=lambda slot: slot.key)), reason
+    for engines, lenders in pool.tiers:
+        replicas, ranks = engines.without(own, excluded), lenders.without(own, excluded)
+        for sides, reason in (
+            ([replicas], "replicas that committed it"),
+            ([ranks], "trainer ranks of the generation"),
+            ([replicas, ranks], "replicas and trainers together"),
+        ):
+            digests = sides[0].digests if len(sides) == 1 else replicas.digests + ranks.digests
+            if digests and covers(replica, digests):
+                return (sides[0].ids if len(sides) == 1 else replicas.ids + ranks.ids), reason
     return (), "no live holder of every region"
+
+
+def _all_hold(view: View, publication: PubId, lane: Lane) -> bool:
+    ids = lane.source_ids
+    return view.memo(("all_hold", publication, ids), _HOLDER_KINDS, lambda: ids <= _pool(view, publication).ids)
+
+
+def _pool(view: View, publication: PubId | None) -> Pool:
+    kinds = (*_HOLDER_KINDS, "drains", "parked")
+    return view.memo(("pool", publication), kinds, lambda: _make_pool(view, publication))
+
+
+def _make_pool(view: View, publication: PubId | None) -> Pool:
+    slots = trainers(view) if publication is None else holders(view, publication)
+    ordered = sorted(slots.values(), key=natural)
+    away, parked = draining(view), set(view.parked)
+    tiers = []
+    for barred in dict.fromkeys((away | parked, frozenset(parked), frozenset[str]())):
+        left = [slot for slot in ordered if slot.node not in barred]
+        tiers.append((_side(left, "engine/"), _side(left, "trainer/")))
+    return Pool(frozenset(slot.id for slot in ordered), tuple(tiers))
+
+
+def _side(slots: list[Slot], prefix: str) -> Side:
+    ours = [slot for slot in slots if slot.key.startswith(prefix)]
+    return Side(tuple(slot.id for slot in ours), tuple(slot.digest for slot in ours))
+
+
+def hold_already(view: View, lane: Lane, members: Iterable[Slot], target: PubId) -> bool:
+    """Whether every member has the publication by its own account, so that it needs nobody's bytes.
+
+    It came with it (its client served it when it registered), or its node verified it in this lane and has not changed
+    since. A hint for the leader only: under the new token each of them must show it again (I4).
+    """
+    return all(_holds(view, lane, slot, target) for slot in members)
+
+
+def _holds(view: View, lane: Lane, slot: Slot, target: PubId) -> bool:
+    ack = view.ack(lane.replica, slot.node)
+    verified = bool(ack and ack.phase == "verified" and ack.id == target and slot in lane.members)
+    return verified or view.came_with(slot.key) == target

@@ -2,51 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
 
-from refitd.epoch.holders import Covers, choose_sources
-from refitd.epoch.records import Ack, Exclusion, Lane, PubId, Slot
-from refitd.epoch.stage import committed, verified
+from refitd.epoch.holders import Covers, choose_sources, draining, hold_already, natural
+from refitd.epoch.records import Lane, PubId, Slot, SlotId
+from refitd.epoch.stage import committed, served, started, verified
+from refitd.epoch.suspicion import judge
 from refitd.epoch.view import View
 
+NOBODY: frozenset[tuple[str, str]] = frozenset()
 
-def desired_lane(view: View, replica: str, covers: Covers) -> Lane | str:
+
+def desired_lane(view: View, replica: str, covers: Covers, silent: frozenset[tuple[str, str]] = NOBODY) -> Lane | str:
     """The lane that a replica should have, or why it can have none.
 
     Compare it with the present record (less its reason): where they differ, or where an ack under the present token has
-    failed and another try may help, the lane turns.
+    failed and another try may help, the lane turns. ``silent``: (replica, node) pairs that have said nothing too long.
     """
     present = view.lanes.get(replica)
     lane = present.value if present else None
     target = target_of(view, replica, lane)
-    excluded = exclusions(view, lane, target, covers)
-    barred = {exclusion.slot for exclusion in excluded}
-    members = _members(view, replica, barred)
+    judged = judge(view, lane, target, silent, covers)
+    barred = judged.barred(view)
+    members = _members(view, replica, lane, target, barred)
     if isinstance(members, str):
         return members
     if lane and target and members == lane.members and verified(view, lane, target):
         return lane  # the sources have done their part; losing one now costs nothing
     sources, reason = choose_sources(view, lane, replica, target, barred, covers)
     if not sources:
-        return reason
-    neighbours = _neighbours(view, replica, members, barred) if _from_trainers(sources) else ()
-    return Lane(replica, members, sources, neighbours, excluded, reason)
+        if not (lane and target and hold_already(view, lane, members, target)):
+            return reason
+        reason = "its own ranks hold it"
+    neighbours = _neighbours(view, lane, target, replica, members, barred) if _from_trainers(sources) else ()
+    return Lane(replica, members, sources, neighbours, judged.excluded, reason, judged.suspicions)
 
 
-def differs(lane: Lane, wanted: Lane) -> str:
-    """What makes a lane turn towards ``wanted``; empty where nothing does."""
-    for field in ("members", "sources", "neighbours"):
-        old, new = set(getattr(lane, field)), set(getattr(wanted, field))
-        if old != new:
-            gone, come = (", ".join(sorted(slot.key for slot in side)) for side in (old - new, new - old))
-            return f"{field} changed: {' '.join([f'-({gone})'] * bool(gone) + [f'+({come})'] * bool(come))}"
-    return ""
+def differs(lane: Lane, wanted: Lane) -> tuple[str, bool]:
+    """What makes a lane turn towards ``wanted`` (empty: nothing does), and whether somebody goes."""
+    same = lane.members == wanted.members
+    before, after = [frozenset[SlotId]() if same else frozenset(s.id for s in x.members) for x in (lane, wanted)]
+    sides = (
+        ("members", before, after),
+        ("sources", lane.source_ids, wanted.source_ids),
+        ("neighbours", frozenset(lane.neighbours), frozenset(wanted.neighbours)),
+    )
+    changed = [(name, *_change(old, new)) for name, old, new in sides if old is not new and old != new]
+    if not changed:
+        return "", False
+    name, gone, come = changed[0]
+    words = [f"-({_keys(gone)})"] * bool(gone) + [f"+({_keys(come)})"] * bool(come)
+    return f"{name} changed: {' '.join(words)}", any(gone for _name, gone, _come in changed)
 
 
-def failures(view: View, lane: Lane) -> list[tuple[str, Ack]]:
-    """Failed acks under the lane's present token, by node."""
-    acks = zip(lane.nodes, view.lane_acks(lane.replica, lane.nodes), strict=True)
-    return [(node, ack) for node, ack in acks if ack and ack.phase == "failed"]
+@functools.lru_cache(64)
+def _change(old: frozenset[SlotId], new: frozenset[SlotId]) -> tuple[frozenset[SlotId], frozenset[SlotId]]:
+    """Who goes and who comes; many lanes share their sources."""
+    return old - new, new - old
+
+
+def _keys(slots: frozenset[SlotId]) -> str:
+    return ", ".join(sorted(slot.key for slot in slots))
 
 
 def target_of(view: View, replica: str, lane: Lane | None) -> PubId | None:
@@ -64,11 +80,13 @@ def _generation(view: View) -> int:
     return view.generation.value.number if view.generation else 0
 
 
-def _from_trainers(sources: tuple[Slot, ...]) -> bool:
-    return all(slot.key.startswith("trainer/") for slot in sources)
+def _from_trainers(sources: tuple[SlotId, ...]) -> bool:
+    return bool(sources) and sources[0].key.startswith("trainer/")  # engines sort before them
 
 
-def _members(view: View, replica: str, barred: set[Slot]) -> tuple[Slot, ...] | str:
+def _members(
+    view: View, replica: str, lane: Lane | None, target: PubId | None, barred: set[SlotId]
+) -> tuple[Slot, ...] | str:
     ranks = view.replicas().get(replica, {})
     world = max((info.world for info in ranks.values()), default=0)
     missing = [str(rank) for rank in range(world) if rank not in ranks]
@@ -76,61 +94,54 @@ def _members(view: View, replica: str, barred: set[Slot]) -> tuple[Slot, ...] | 
         return f"rank {', '.join(missing) or '0'} is not registered"
     slots = view.slots()
     keys = [ranks[rank].key for rank in range(world)]
-    silent = [key for key in keys if key not in slots or slots[key] in barred]
-    return f"{', '.join(silent)}: no working mover" if silent else tuple(slots[key] for key in keys)
+    silent = [key for key in keys if key not in slots or slots[key].id in barred]
+    if silent:
+        return f"{', '.join(silent)}: no working mover"
+    members = tuple(slots[key] for key in keys)
+    return away(view, lane, target, members) or members
 
 
-def _neighbours(view: View, replica: str, members: tuple[Slot, ...], barred: set[Slot]) -> tuple[Slot, ...]:
+def away(view: View, lane: Lane | None, target: PubId | None, members: tuple[Slot, ...]) -> str:
+    """Why a lane has to do without these members: a parked node at once, a draining one as soon as no refit runs."""
+    for slot in members:
+        if slot.node in view.parked:
+            return f"{slot.node} is parked: {view.parked[slot.node].value.reason}"
+    gone = sorted(draining(view).intersection(slot.node for slot in members))
+    return f"{', '.join(gone)}: draining" if gone and not _under_way(view, lane, target, members) else ""
+
+
+def _under_way(view: View, lane: Lane | None, target: PubId | None, members: tuple[Slot, ...]) -> bool:
+    """Whether bytes have moved that would be lost, or a commit is on its way to its ranks."""
+    if lane is None or lane.members != members:
+        return False
+    if target:
+        return started(view, lane, target)
+    refit = view.refits.get(lane.replica)
+    return bool(refit and not served(view, lane, refit.value.id))
+
+
+def _neighbours(
+    view: View, lane: Lane | None, target: PubId | None, replica: str, members: tuple[Slot, ...], barred: set[SlotId]
+) -> tuple[SlotId, ...]:
     """Ranks of earlier lanes on the members' nodes: what they verify need not come over the network again.
 
-    Only lanes that sort before this one: waiting runs one way, so that two lanes never wait for each other.
+    Only lanes that sort before this one: waiting runs one way, so that two lanes never wait for each other. Once bytes
+    move, a new neighbour is of no use until the next publication.
     """
+    by_node = view.memo("members_by_node", ("lanes", "members"), lambda: _members_by_node(view))
     nodes = {slot.node for slot in members}
+    near = {slot for node in nodes for other, slot in by_node.get(node, ()) if other < replica and slot not in barred}
+    if lane and target and started(view, lane, target):
+        near.intersection_update(lane.neighbours)
+    return tuple(sorted(near, key=natural))
+
+
+def _members_by_node(view: View) -> dict[str, list[tuple[str, SlotId]]]:
+    """Live members of all lanes."""
+    found: dict[str, list[tuple[str, SlotId]]] = {}
     slots = view.slots()
-    near = [
-        slot
-        for other in sorted(view.lanes)
-        if other < replica
-        for slot in view.lanes[other].value.members
-        if slot.node in nodes and slot not in barred and slots.get(slot.key) == slot
-    ]
-    return tuple(sorted(near, key=lambda slot: slot.key))
-
-
-def exclusions(view: View, lane: Lane | None, target: PubId | None, covers: Covers) -> tuple[Exclusion, ...]:
-    """Exclusions that still stand, and new ones from failed acks.
-
-    A slot that lives anew is another slot, and welcome.
-    """
-    if lane is None:
-        return ()
-    live = set(view.slots().values())
-    kept = [e for e in lane.excluded if e.slot in live and not (e.passing and target is None)]
-    known = {e.slot for e in kept}
-    for suspect in _suspects(view, lane, covers):
-        if suspect.slot in live and suspect.slot not in known:
-            kept.append(suspect)
-            known.add(suspect.slot)
-    return tuple(sorted(kept, key=lambda e: e.slot.key))
-
-
-def _suspects(view: View, lane: Lane, covers: Covers) -> Iterator[Exclusion]:
-    failed = failures(view, lane)
-    blamed = {(ack.edge, node) for node, ack in failed if len(ack.edge) == 2}
-    slots = {slot.key: slot for slot in (*lane.members, *lane.sources, *lane.neighbours)}
-    for node, ack in failed:
-        if len(ack.edge) != 2 or not all(key in slots for key in ack.edge):
-            continue
-        source, destination = (slots[key] for key in ack.edge)
-        if source in lane.neighbours:
-            yield Exclusion(source, True, f"{node}: {ack.reason}")
-        elif source.node == node and (ack.edge, destination.node) not in blamed and destination.node != node:
-            yield Exclusion(destination, False, f"{node}: {ack.reason}")
-        elif _dispensable(lane, source, covers):
-            yield Exclusion(source, False, f"{node}: {ack.reason}")
-
-
-def _dispensable(lane: Lane, source: Slot, covers: Covers) -> bool:
-    """The last holder of a region is never excluded."""
-    rest = [slot.digest for slot in lane.sources if slot != source]
-    return bool(rest) and covers(lane.replica, rest)
+    for replica, lane in view.open_lanes().items():
+        for slot in lane.members:
+            if slots.get(slot.key) == slot:
+                found.setdefault(slot.node, []).append((replica, slot.id))
+    return found

@@ -1,18 +1,24 @@
 """What the store holds below ``/refitd/<job>/``. docs/design.md says who writes which key, and when.
 
 Names: a *slot* is a rank in one of its lives: it is the same slot only while the daemon's membership, the client
-process and the mover are the same. A lane that names an old slot must turn.
+process and the mover are the same. A lane that names an old slot must turn. Movers are counted for each key as long as
+a daemon lives, and a new client gets a new mover: (key, node, member, mover) names one life, and long records keep to
+that; fields marked ``packed`` are written as groups of such names (`refitd.epoch.packed`).
 """
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from refitd.epoch.identity import ByIdentity
 from refitd.errors import InputError
 
 PHASES = ("built", "prepared", "verified")
+LIFE = 8  # characters that tell the lives of one client apart
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}")
 
 
@@ -35,7 +41,8 @@ class RankInfo:
     """A rank that is registered on a node.
 
     ``mover`` counts the lives of its mover; 0 means that none is alive. ``lends``: its daemon has its memory at hand,
-    which it has not from a client that only came back, until that receives or publishes again.
+    which it has not from a client that only came back, until that receives or publishes again. ``served``: the
+    publication that the client said it serves when it registered, (0, 0) for none.
     """
 
     key: str
@@ -48,6 +55,7 @@ class RankInfo:
     mode: str
     mover: int
     lends: bool = True
+    served: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +76,21 @@ class Member:
     lock: str = ""
 
 
+@functools.lru_cache(65536)
+def life_of(incarnation: str) -> str:
+    """A short name for an incarnation: `LIFE` hexadecimal digits of its BLAKE2s digest."""
+    return hashlib.blake2s(incarnation.encode(), digest_size=LIFE // 2).hexdigest()
+
+
+class OfferId(NamedTuple):
+    """An offer as a publication names it; ``life`` is `life_of` the client's incarnation."""
+
+    key: str
+    life: str
+    seq: int
+    step: int
+
+
 @dataclass(frozen=True, slots=True)
 class Offer:
     """A trainer rank's open loan: its ``seq``-th publish, at training step ``step``."""
@@ -77,6 +100,10 @@ class Offer:
     run: str
     seq: int
     step: int
+
+    @property
+    def id(self) -> OfferId:
+        return OfferId(self.key, life_of(self.incarnation), self.seq, self.step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +181,7 @@ class Claim:
     incarnation: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Publication:
     """What the trainers of a generation offered together. Its revision is the record's mod_revision.
 
@@ -163,13 +190,33 @@ class Publication:
 
     generation: int
     step: int
-    offers: tuple[Offer, ...]
+    offers: tuple[OfferId, ...] = field(metadata={"packed": "offers"})
     number: int = 0
 
+    @functools.cached_property
+    def taken(self) -> dict[str, OfferId]:
+        """The offers by rank key."""
+        return {offer.key: offer for offer in self.offers}
 
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """A rank in one of its lives; ``member`` is the create_revision of its node's member record."""
+
+class SlotId(NamedTuple):
+    """The name of a rank in one of its lives; ``member`` is the create_revision of its node's member record."""
+
+    key: str
+    node: str
+    member: int
+    mover: int
+
+
+def _set_of(slots: tuple[SlotId, ...]) -> frozenset[SlotId]:
+    return frozenset(slots)
+
+
+id_set = ByIdentity(_set_of)  # lanes share their tuples of sources, and long ones take long to hash
+
+
+class Slot(NamedTuple):
+    """A rank in one of its lives, with the client's incarnation and its layout's digest."""
 
     key: str
     node: str
@@ -178,60 +225,78 @@ class Slot:
     mover: int
     digest: str
 
+    @property
+    def id(self) -> SlotId:
+        return SlotId(self.key, self.node, self.member, self.mover)
+
 
 @dataclass(frozen=True, slots=True)
 class Exclusion:
     """A slot that a lane does without, and why.
 
-    A ``passing`` one ends with the refit. A ``parked`` one outlives the slot's mover and client, and ends when the
-    node's daemon starts anew: a restart of the mover would not help.
+    A ``passing`` one ends with the refit. A ``parked`` one, made under the lane token that it names, outlives the
+    slot's mover and client, for a new mover would not help: it ends when any daemon of the job has started since.
     """
 
-    slot: Slot
+    slot: SlotId
     passing: bool
     reason: str
-    parked: bool = False
+    parked: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Suspicion:
     """An edge of a lane that failed under one of its tokens, as the node ``by`` said."""
 
-    source: Slot
-    destination: Slot
+    source: SlotId
+    destination: SlotId
     by: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Lane:
     """Everything that serves one replica. Its token is the record's mod_revision.
 
     A lane without members serves nobody: the replica is not whole, and the record keeps why, and whom it does without.
+    A lane without sources reads nothing: its own ranks hold what it is to reach.
     """
 
     replica: str
     members: tuple[Slot, ...]
-    sources: tuple[Slot, ...]
-    neighbours: tuple[Slot, ...]
+    sources: tuple[SlotId, ...] = field(metadata={"packed": "slots"})
+    neighbours: tuple[SlotId, ...] = field(metadata={"packed": "slots"})
     excluded: tuple[Exclusion, ...]
     reason: str
     suspicions: tuple[Suspicion, ...] = ()
 
-    @property
+    @functools.cached_property
     def nodes(self) -> tuple[str, ...]:
         """Nodes that take part, sorted: those of members and sources (neighbours share a member's node)."""
-        return tuple(sorted({slot.node for slot in (*self.members, *self.sources)}))
+        return tuple(sorted({slot.node for slot in self.members} | self.source_nodes))
 
-    @property
+    @functools.cached_property
     def member_nodes(self) -> tuple[str, ...]:
         return tuple(sorted({slot.node for slot in self.members}))
+
+    @property
+    def source_ids(self) -> frozenset[SlotId]:
+        return id_set(self.sources)
+
+    @functools.cached_property
+    def source_nodes(self) -> frozenset[str]:
+        return frozenset(slot.node for slot in self.sources)
+
+    @functools.cached_property
+    def ids(self) -> dict[str, SlotId]:
+        """All slots by rank key."""
+        return {slot.key: slot for slot in (*self.neighbours, *self.sources, *(m.id for m in self.members))}
 
     @property
     def lead(self) -> Slot:
         """The slot whose hook takes the ticket: rank 0."""
         return self.members[0]
 
-    @property
+    @functools.cached_property
     def incarnations(self) -> dict[str, str]:
         return {slot.key: slot.incarnation for slot in self.members}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from refitd.epoch.publish import paused
 from refitd.epoch.records import Lane, Offer, PubId
 from refitd.epoch.stage import hopeless, stable, verified
 from refitd.epoch.view import View
@@ -32,6 +33,8 @@ def loan(view: View, offer: Offer, age: float, patience: float) -> Verdict:
     if lanes and all(verified(view, lane, publication) for lane in lanes):
         return Verdict(RELEASED, True, f"{len(lanes)} lanes verified every byte")
     planned = any(stable(view, lane) for lane in lanes)
+    if not lanes and (why := paused(view)):
+        return Verdict(SKIPPED, False, why)
     if not planned and age > patience:
         return Verdict(SKIPPED, False, f"no lane planned it within {patience:g} s")
     waiting = ", ".join(lane.replica for lane in lanes if not verified(view, lane, publication))
@@ -40,7 +43,7 @@ def loan(view: View, offer: Offer, age: float, patience: float) -> Verdict:
 
 def published(view: View, offer: Offer) -> PubId | None:
     """The publication that an offer became part of, if it is the latest record."""
-    if view.publication and offer in view.publication.value.offers:
+    if view.publication and view.publication.value.taken.get(offer.key) == offer.id:
         return PubId(view.publication.value.generation, view.publication.revision)
     return None
 
@@ -54,21 +57,35 @@ def joined(view: View, offer: Offer) -> PubId | None:
 
 
 def _unpublished(view: View, offer: Offer, age: float, patience: float) -> Verdict:
-    others = view.publication.value.offers if view.publication else ()
-    if joined(view, offer) and all(other.key != offer.key for other in others):
+    others = view.publication.value.taken if view.publication else {}
+    if joined(view, offer) and offer.key not in others:
         return Verdict(SKIPPED, False, "the step was published without this rank")
+    if why := paused(view):
+        return Verdict(SKIPPED, False, why)
     if age > patience:
         return Verdict(SKIPPED, False, f"nobody planned it within {patience:g} s")
     return Verdict("", False, "waiting for the other ranks of the run")
 
 
 def _lanes(view: View, offer: Offer, publication: PubId) -> list[Lane]:
-    """Open lanes that read from the offering rank and can reach this publication."""
-    refits = view.refits
+    """Open lanes that read from the offering rank and can reach this publication; while the job is paused, only those
+    that are at it."""
+    refits, runs = view.refits, not paused(view)
     return [
         lane
         for name, lane in view.open_lanes().items()
         if not hopeless(view, lane)
-        and any(slot.key == offer.key and slot.incarnation == offer.incarnation for slot in lane.sources)
-        and (name not in refits or refits[name].value.id <= publication)
+        and _reads(view, lane, offer)
+        and (
+            runs if name not in refits or refits[name].value.id < publication else refits[name].value.id == publication
+        )
     ]
+
+
+def _reads(view: View, lane: Lane, offer: Offer) -> bool:
+    """Whether the lane reads from the rank in this life of its client (whose mover may have died meanwhile)."""
+    slot = lane.ids.get(offer.key)
+    if slot is None or slot not in lane.source_ids:
+        return False
+    live = view.slots().get(offer.key)
+    return live is None or live.incarnation == offer.incarnation

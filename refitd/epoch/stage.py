@@ -33,7 +33,9 @@ def stage(view: View, replica: str) -> Stage:
 def committed(view: View, lane: Lane, publication: PubId) -> bool:
     """Whether the lane's present members are the ones that committed the publication."""
     commit = view.commits.get(lane.replica)
-    return bool(commit and commit.value.id == publication and commit.value.incarnations == lane.incarnations)
+    if commit is None or commit.value.id != publication:
+        return False
+    return commit.value.incarnations == lane.incarnations
 
 
 def served(view: View, lane: Lane, publication: PubId) -> bool:
@@ -56,13 +58,33 @@ def started(view: View, lane: Lane, publication: PubId) -> bool:
 
 def hopeless(view: View, lane: Lane) -> str:
     """Why trying again under this token is useless; empty where it is not."""
+    if not view.has_failed(lane.replica):
+        return ""
     acks = zip(lane.nodes, view.lane_acks(lane.replica, lane.nodes), strict=True)
     return next((f"{node}: {ack.reason}" for node, ack in acks if ack and ack.phase == "failed" and ack.permanent), "")
 
 
 def stable(view: View, lane: Lane) -> bool:
     """Whether all nodes of the lane have built it under its present token, to one plan."""
-    return _building(lane, view.lane_acks(lane.replica, lane.nodes), None) is None
+    kinds = (f"acks/{lane.replica}", "lanes")
+
+    def compute() -> bool:
+        return _building(lane, view.lane_acks(lane.replica, lane.nodes), None) is None
+
+    return view.memo(("stable", lane.replica), kinds, compute)
+
+
+def digests(view: View, lane: Lane) -> dict[str, set[str]]:
+    """The plan digests that nodes of the lane have said under its present token, and who said which."""
+
+    def compute() -> dict[str, set[str]]:
+        found: dict[str, set[str]] = {}
+        for node, ack in zip(lane.nodes, view.lane_acks(lane.replica, lane.nodes), strict=True):
+            if ack and ack.phase in PHASES:
+                found.setdefault(ack.digest, set()).add(node)
+        return found
+
+    return view.memo(("digests", lane.replica), (f"acks/{lane.replica}", "lanes"), compute)
 
 
 def _building(lane: Lane, acks: list[Ack | None], publication: PubId | None) -> Stage | None:
@@ -95,8 +117,12 @@ def _reached(view: View, replica: str, nodes: tuple[str, ...], publication: PubI
 
 
 def _waiting(view: View, replica: str, nodes: tuple[str, ...], publication: PubId, phase: str) -> str:
-    acks = zip(nodes, view.lane_acks(replica, nodes), strict=True)
-    return ", ".join(node for node, ack in acks if not _at_least(ack, publication, phase))
+    def compute() -> str:
+        acks = zip(nodes, view.lane_acks(replica, nodes), strict=True)
+        return ", ".join(node for node, ack in acks if not _at_least(ack, publication, phase))
+
+    name = "waiting", replica, len(nodes), publication, phase
+    return view.memo(name, (f"acks/{replica}", "lanes"), compute)
 
 
 def _at_least(ack: Ack | None, publication: PubId, phase: str) -> bool:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+import itertools
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from refitd.epoch.codec import decode
+from refitd.epoch.identity import ByIdentity
 from refitd.epoch.records import (
     Ack,
     Claim,
@@ -26,6 +29,7 @@ from refitd.epoch.records import (
     Refit,
     ReportRecord,
     Slot,
+    SlotId,
 )
 
 T = TypeVar("T")
@@ -48,6 +52,8 @@ _TABLES: dict[str, type] = {
     "acks": Ack, "commits": Commit, "reports": ReportRecord, "drains": Drain, "parked": Parked, "devices": Claim,
 }  # fmt: skip
 
+MEMO_SIZE = 4096  # names of publications and replicas come and go
+
 
 @dataclass
 class View:
@@ -68,8 +74,10 @@ class View:
     drains: dict[str, Stored[Drain]] = field(default_factory=dict)
     parked: dict[str, Stored[Parked]] = field(default_factory=dict)
     devices: dict[str, Stored[Claim]] = field(default_factory=dict)
-    _slots: tuple[tuple[tuple[str, int], ...], dict[str, Slot]] | None = field(default=None, compare=False, repr=False)
     changes: int = field(default=0, compare=False)  # grows with every record that changes
+    versions: dict[str, int] = field(default_factory=dict, compare=False, repr=False)  # the last change of each kind
+    _acks: dict[str, dict[str, Stored[Ack]]] = field(default_factory=dict, compare=False, repr=False)  # by replica
+    _memo: dict[Any, tuple[tuple[object, ...], Any]] = field(default_factory=dict, compare=False, repr=False)
 
     def put(self, key: str, data: bytes, created: int, revision: int) -> bool:
         """Take a record in; False where it is unknown or not newer. Raises ProtocolError on a broken one."""
@@ -82,7 +90,7 @@ class View:
             getattr(self, kind)[name] = stored
         else:
             setattr(self, kind, stored)
-        self.changes += 1
+        self._changed(kind, name)
         return True
 
     def delete(self, key: str, revision: int) -> bool:
@@ -94,8 +102,34 @@ class View:
             del getattr(self, kind)[name]
         else:
             setattr(self, kind, None)
-        self.changes += 1
+        self._changed(kind, name)
         return True
+
+    def _changed(self, kind: str, name: str) -> None:
+        self.changes += 1
+        self.versions[kind] = self.changes
+        if kind == "acks":
+            self._index_ack(name)
+
+    def _index_ack(self, name: str) -> None:
+        replica, _, node = name.partition("/")
+        self.versions[f"acks/{replica}"] = self.changes
+        acks = self._acks.setdefault(replica, {})
+        if name in self.acks:
+            acks[node] = self.acks[name]
+        else:
+            acks.pop(node, None)
+
+    def memo(self, name: object, kinds: tuple[str, ...], compute: Callable[[], T]) -> T:
+        """What ``compute`` gives, kept until a record of one of the kinds changes; ``acks/<replica>`` is a kind too."""
+        known = tuple(map(self.versions.get, kinds))
+        if len(self._memo) > MEMO_SIZE:
+            self._memo.clear()
+        found = self._memo.get(name)
+        if found is None or found[0] != known:
+            found = self._memo[name] = known, compute()
+        value: T = found[1]
+        return value
 
     def revision_of(self, key: str) -> int:
         """mod_revision of a record, 0 where there is none."""
@@ -131,48 +165,93 @@ class View:
             return None
         return PubId(self.publication.value.generation, self.publication.revision)
 
-    def ranks(self) -> Iterator[tuple[Stored[Member], RankInfo]]:
+    def ranks(self) -> list[tuple[Stored[Member], RankInfo]]:
         """All registered ranks, by node and key."""
-        for node in sorted(self.members):
-            for info in sorted(self.members[node].value.ranks, key=lambda rank: rank.key):
-                yield self.members[node], info
+        return self.memo("ranks", ("members",), lambda: [(stored, info) for stored, info, _slot in self._rows()])
 
-    def slots(self) -> dict[str, Slot]:
+    def _rows(self) -> Iterator[tuple[Stored[Member], RankInfo, Slot]]:
+        return itertools.chain.from_iterable(_rows_of(self.members[node]) for node in sorted(self.members))
+
+    def slots(self) -> Mapping[str, Slot]:
         """Live slots by rank key. A key claimed by two nodes belongs to the member that joined last."""
-        known = tuple((node, stored.revision) for node, stored in self.members.items())
-        if self._slots is None or self._slots[0] != known:
-            self._slots = known, self._live_slots()
-        return self._slots[1].copy()
+        return self.memo("slots", ("members",), self._live_slots)
+
+    def live(self, slot: SlotId | Slot) -> Slot | None:
+        """The slot with all its facts while it lives, None afterwards."""
+        found = self.slots().get(slot.key)
+        return (
+            found if found and (found.node, found.member, found.mover) == (slot.node, slot.member, slot.mover) else None
+        )
 
     def _live_slots(self) -> dict[str, Slot]:
         found: dict[str, Slot] = {}
-        for member, info in self.ranks():
-            slot = slot_of(member, info)
+        for _member, info, slot in self._rows():
             if slot.mover and (info.key not in found or found[info.key].member < slot.member):
                 found[info.key] = slot
         return found
 
-    def replicas(self) -> dict[str, dict[int, RankInfo]]:
+    def replicas(self) -> Mapping[str, dict[int, RankInfo]]:
         """Registered engine ranks by replica and rank."""
+        return self.memo("replicas", ("members",), self._replicas)
+
+    def _replicas(self) -> dict[str, dict[int, RankInfo]]:
         found: dict[str, dict[int, RankInfo]] = {}
         for _member, info in self.ranks():
             if info.side == "engine":
                 found.setdefault(info.group, {})[info.rank] = info
         return found
 
-    def open_lanes(self) -> dict[str, Lane]:
+    def open_lanes(self) -> Mapping[str, Lane]:
         """Lanes that have members, by replica."""
+        return self.memo("open_lanes", ("lanes",), self._open_lanes)
+
+    def _open_lanes(self) -> dict[str, Lane]:
         return {name: stored.value for name, stored in sorted(self.lanes.items()) if stored.value.members}
 
+    def came_with(self, key: str) -> PubId:
+        """The publication that a rank's client served when it registered."""
+        served = self.memo("came_with", ("members",), lambda: {info.key: info.served for _m, info in self.ranks()})
+        return PubId(*served.get(key, (0, 0)))
+
     def ack(self, replica: str, node: str) -> Ack | None:
-        stored = self.acks.get(f"{replica}/{node}")
+        stored = self._acks.get(replica, {}).get(node)
         return stored.value if stored else None
 
     def lane_acks(self, replica: str, nodes: tuple[str, ...]) -> list[Ack | None]:
         """Acks of the nodes under the lane's present token; None for a node that has not said a word under it."""
-        token = self.lanes[replica].revision
-        acks = [self.ack(replica, node) for node in nodes]
-        return [ack if ack and ack.token == token else None for ack in acks]
+        token, acks = self.lanes[replica].revision, self._acks.get(replica, {})
+        found = [acks.get(node) for node in nodes]
+        return [stored.value if stored and stored.value.token == token else None for stored in found]
+
+    def acked(self) -> list[str]:
+        """Replicas that somebody has said something of."""
+        return list(self._acks)
+
+    def ackers(self, replica: str) -> set[str]:
+        """Nodes that have said something of a replica's lane, under whatever token."""
+        return set(self._acks.get(replica, ()))
+
+    def has_failed(self, replica: str) -> bool:
+        """Whether any node has said that the lane failed, under whatever token."""
+        kinds = (f"acks/{replica}",)
+        acks = self._acks.get(replica, {})
+        return self.memo(("failed", replica), kinds, lambda: any(s.value.phase == "failed" for s in acks.values()))
+
+    def copy(self) -> View:
+        """A picture that shares the records, and nothing else."""
+        other = copy.copy(self)
+        for kind in (*_TABLES, "versions"):
+            setattr(other, kind, dict(getattr(self, kind)))
+        other._memo, other._acks = dict(self._memo), {replica: dict(acks) for replica, acks in self._acks.items()}
+        return other
+
+
+def _rows(member: Stored[Member]) -> list[tuple[Stored[Member], RankInfo, Slot]]:
+    ranks = sorted(member.value.ranks, key=lambda rank: rank.key)
+    return [(member, info, slot_of(member, info)) for info in ranks]
+
+
+_rows_of = ByIdentity(_rows, 1 << 14)
 
 
 def slot_of(member: Stored[Member], info: RankInfo) -> Slot:

@@ -32,7 +32,7 @@ def source(offer: Offer | None, word: int) -> LocalRank:
 def attempt() -> Attempt:
     """An attempt at the publication of step 41."""
     view = View()
-    view.put("publication", encode(Publication(1, 41, (OFFERED,))), 7, 7)
+    view.put("publication", encode(Publication(1, 41, (OFFERED.id,))), 7, 7)
     context = SimpleNamespace(node="a", agreement=SimpleNamespace(view=view), ranks={})
     driver = SimpleNamespace(context=context, replica="r0")
     built = SimpleNamespace(handles={}, plan=None, program=None)

@@ -10,9 +10,35 @@ import copy
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from epoch_invariants import (
+    assert_decision,
+    assert_i1_no_mix,
+    assert_i2_commits_are_whole,
+    assert_i3_never_back,
+    assert_i4_acks_are_of_the_token,
+    assert_i5_quiet_after_the_turn,
+    assert_i10_one_plan,
+)
+
 from refitd.epoch.codec import encode
-from refitd.epoch.leader import Write, decide
-from refitd.epoch.records import Ack, Commit, Lane, Leader, Member, Offer, Offers, PubId, RankInfo, Slot
+from refitd.epoch.facts import Facts, Write
+from refitd.epoch.leader import decide
+from refitd.epoch.records import (
+    Ack,
+    Commit,
+    Control,
+    Drain,
+    Lane,
+    Leader,
+    Member,
+    Offer,
+    Offers,
+    Parked,
+    PubId,
+    RankInfo,
+    Slot,
+    SlotId,
+)
 from refitd.epoch.release import loan, published
 from refitd.epoch.stage import stage
 from refitd.epoch.view import View
@@ -35,8 +61,10 @@ class Rank:
     halves: str
     incarnation: int = 1
     life: int = 1
+    lives: int = 1  # movers that the rank has had: a number is never used again
     alive: bool = True
     chunks: dict[str, int] = field(default_factory=dict)  # half -> the weights it holds
+    landed: set[str] = field(default_factory=set)  # halves that arrived with their trailer, for `lent_for`
     dirty: bool = False
     served: PubId = NONE
     # What the daemon knows, lost with it.
@@ -45,13 +73,22 @@ class Rank:
     complete: PubId | None = None
     offer: Offer | None = None
     seq: int = 0
+    came_with: PubId = NONE
 
     @property
     def trains(self) -> bool:
         return self.key.startswith("trainer/")
 
+    def new_mover(self) -> None:
+        self.lives += 1
+        self.life = self.lives
+
     def forget(self) -> None:
-        self.receiving, self.lent_for, self.complete, self.offer = False, None, None, None
+        self.receiving, self.lent_for, self.complete, self.offer, self.landed = False, None, None, None, set()
+
+    def register(self) -> None:
+        """The daemon hears from the client what it serves."""
+        self.came_with = NONE if self.dirty else self.served
 
     def holds(self, publication: PubId) -> bool:
         serves = self.served == publication and not self.dirty
@@ -59,9 +96,10 @@ class Rank:
 
     def info(self) -> RankInfo:
         side, group, rank = self.key.split("/")
+        mode = "in_place" if side == "engine" else side
         return RankInfo(
             self.key, side, group, int(rank), self.world, f"{self.key}#{self.incarnation}", self.halves,
-            side, self.life,
+            mode, self.life, True, self.came_with,
         )  # fmt: skip
 
 
@@ -84,6 +122,8 @@ class Node:
     alive: bool = True
     life: int = 1
     drivers: dict[str, Driver] = field(default_factory=dict)
+    planners: tuple[int, ...] = (1,)
+    dissents: bool = False  # computes other plans than everybody else, until it is started anew
 
 
 class Cluster:
@@ -92,6 +132,7 @@ class Cluster:
     def __init__(self, nodes: dict[str, dict[str, tuple[int, str]]], shared_revisions: bool = True) -> None:
         """``nodes``: name -> rank key -> (world, halves). Without shared revisions each key counts for itself."""
         self.view, self.shared = View(), shared_revisions
+        self.facts = Facts()  # what the leader's clock says
         self.counts: dict[str, int] = {}
         self.data: dict[str, bytes] = {}  # the records as they were written
         self.leases: dict[str, tuple[str, int]] = {}  # key -> node and life whose lease it is under
@@ -141,7 +182,7 @@ class Cluster:
         if stored and stored.value.incarnation != str(node.life):
             self.write(key, None, stored.revision)
         infos = tuple(rank.info() for rank in sorted(node.ranks.values(), key=lambda rank: rank.key) if rank.alive)
-        record = Member(name, name, f"{name}:1", str(node.life), "boot", (1,), infos)
+        record = Member(name, name, f"{name}:1", str(node.life), "boot", node.planners, infos)
         present = self.view.members.get(name)
         if present is None or present.value != record:
             self.write(key, encode(record), self.view.revision_of(key), (name, node.life))
@@ -169,21 +210,25 @@ class Cluster:
         self.write("leader", encode(Leader(name, str(life))), 0, (name, life))
 
     def decisions(self) -> list[Write]:
-        return decide(self.view, True, covers)
+        return decide(self.view, self.facts, covers)
 
     def carry_out(self, writes: list[Write], created: int) -> None:
         """What a leader decided, maybe a while ago: fenced by its leadership, record by record."""
         for write in writes:
-            if self.view.created_of("leader") != created or not self.write(write.key, write.data, write.expected):
+            held = all(self.view.revision_of(key) == revision for key, revision in write.guards)
+            before = self.view.copy()
+            fenced = self.view.created_of("leader") != created or not held
+            if fenced or not self.write(write.key, write.data, write.expected):
                 return
+            assert_decision(before, self.view, self.facts, write)
             self.decided(write)
 
     def decided(self, write: Write) -> None:
         newest = self.view.newest
         if write.key == "publication" and newest and self.view.publication:
-            lent = {offer.key: offer for offer in self.view.publication.value.offers}
+            lent = self.view.publication.value.taken
             found = {r.chunks[h] for n in self.nodes.values() for r in n.ranks.values() if r.offer and
-                     lent.get(r.key) == r.offer for h in r.halves}  # fmt: skip
+                     lent.get(r.key) == r.offer.id for h in r.halves}  # fmt: skip
             assert len(found) <= 1, f"a publication of several steps: {found}"
             self.weights[newest] = found.pop() if found else -1
 
@@ -209,11 +254,21 @@ class Cluster:
         for rank in node.ranks.values():
             if rank.offer and (outcome := loan(self.view, rank.offer, 0.0, 1e9).outcome):
                 return f"{rank.key} {outcome}", lambda rank=rank: self.release(node, rank)
+        for key in self.excluded(node):
+            return f"{key} gets a new mover", lambda key=key: self.kill_mover(node.name, key)
         for replica in sorted(self.view.lanes):
             step = self.lane_step(node, replica, self.view.lanes[replica].value)
             if step:
                 return f"{node.name}/{replica} {step[0]}", step[1]
         return None
+
+    def excluded(self, node: Node) -> list[str]:
+        """Ranks here whose present mover a lane suspects."""
+        found = [e for stored in self.view.lanes.values() for e in stored.value.excluded]
+        return sorted(
+            e.slot.key for e in found if e.slot.node == node.name and not e.passing and not e.parked
+            and self.view.live(e.slot) and self.current(e.slot)
+        )  # fmt: skip
 
     def release(self, node: Node, rank: Rank) -> None:
         rank.offer = None
@@ -232,15 +287,15 @@ class Cluster:
 
     def turn(self, node: Node, replica: str, token: int) -> None:
         lane = self.view.lanes[replica].value
-        mine = [slot for slot in (*lane.members, *lane.sources) if slot.node == node.name]
+        mine: list[Slot | SlotId] = [s for s in (*lane.members, *lane.sources) if s.node == node.name]
         node.drivers[replica] = Driver(token, all(self.current(slot) for slot in mine))
 
-    def rank(self, slot: Slot) -> Rank | None:
+    def rank(self, slot: Slot | SlotId) -> Rank | None:
         return self.nodes[slot.node].ranks.get(slot.key)
 
-    def current(self, slot: Slot) -> bool:
+    def current(self, slot: Slot | SlotId) -> bool:
         rank = self.rank(slot)
-        return bool(rank and rank.alive and (rank.info().incarnation, rank.life) == (slot.incarnation, slot.mover))
+        return bool(rank and rank.alive and rank.life == slot.mover)
 
     def act(self, node: Node, driver: Driver, lane: Lane, name: str, target: PubId | None) -> Step | None:
         if target is None or not driver.built or driver.failed:
@@ -269,19 +324,19 @@ class Cluster:
         for rank in mine:
             if not rank.holds(target) and not (rank.receiving and rank.lent_for == target):
                 rank.dirty, rank.receiving, rank.lent_for, rank.complete = True, True, target, None
+                rank.landed = set()
                 rank.chunks = dict.fromkeys(rank.halves, -2)
         driver.prepared, driver.declared = target, False
 
     def transfer(self, driver: Driver, lane: Lane, mine: list[Rank], target: PubId) -> Step | None:
-        want = self.weights[target]
         for rank in mine:
             for half in rank.halves:
-                if not rank.holds(target) and rank.chunks[half] != want:
+                if not rank.holds(target) and half not in rank.landed:
                     return self.copy_step(driver, lane, rank, half, target)
         return "verify", lambda: self.verify(driver, mine, target)
 
     def copy_step(self, driver: Driver, lane: Lane, rank: Rank, half: str, target: PubId) -> Step | None:
-        slots = [slot for slot in lane.sources if half in slot.digest and self.current(slot)]
+        slots = [s for s in lane.sources if self.current(s) and (r := self.rank(s)) and half in r.halves]
         sources = [found for slot in slots if (found := self.rank(slot)) and self.nodes[slot.node].alive]
         good = [source for source in sources if self.lends(source, target)]
         if good:
@@ -291,8 +346,9 @@ class Cluster:
         return None
 
     def copy(self, driver: Driver, lane: Lane, source: Rank, rank: Rank, half: str) -> None:
-        assert driver.token == self.view.lanes[lane.replica].revision, "I5: bytes moved under an old token"
+        assert_i5_quiet_after_the_turn(driver.token, self.view.lanes[lane.replica].revision)
         rank.chunks[half] = source.chunks[half]
+        rank.landed.add(half)
 
     def fail(self, driver: Driver, edge: tuple[str, ...], reason: str) -> None:
         driver.edge, driver.failed = edge, reason
@@ -312,7 +368,7 @@ class Cluster:
             return
         refit, token = self.view.refits[lane.replica].value, self.view.lanes[lane.replica].revision
         self.check_commit(lane, target)
-        record = Commit(*target, refit.step, token, lane.incarnations)
+        record = Commit(*target, refit.step, token, lane.incarnations, refit.number)
         self.write(f"commits/{lane.replica}", encode(record), self.view.revision_of(f"commits/{lane.replica}"))
 
     def check_commit(self, lane: Lane, target: PubId) -> None:
@@ -320,15 +376,13 @@ class Cluster:
             rank = self.rank(slot)
             assert rank is not None
             if rank.alive:  # a death that nobody has noticed yet is no commit of a dead rank's bytes
-                assert rank.info().incarnation == slot.incarnation, f"I2: {slot.key} verified in another life"
-                assert set(rank.chunks.values()) == {self.weights[target]}, f"I2: {slot.key} was not whole"
-        acks = self.view.lane_acks(lane.replica, lane.nodes)
-        assert len({ack.digest for ack in acks if ack}) == 1, "I10: several plans in a lane"
+                assert_i2_commits_are_whole(slot, rank.info().incarnation, rank.chunks, self.weights[target])
+        assert_i10_one_plan(self.view.lane_acks(lane.replica, lane.nodes))
 
     def serve(self, rank: Rank, target: PubId) -> None:
-        assert set(rank.chunks.values()) == {self.weights[target]}, f"I1: {rank.key} serves a mix"
+        assert_i1_no_mix(rank.key, rank.chunks, self.weights[target])
         life = rank.info().incarnation
-        assert self.served.get(life, NONE) <= target, f"I3: {rank.key} goes back"
+        assert_i3_never_back(rank.key, self.served.get(life, NONE), target)
         self.served[life] = rank.served = target
         rank.dirty = rank.receiving = False
         rank.lent_for = None
@@ -356,14 +410,14 @@ class Cluster:
         return f"ack {ack.phase}", lambda: self.say(node, driver, lane.replica, key, ack)
 
     def say(self, node: Node, driver: Driver, replica: str, key: str, ack: Ack) -> None:
-        assert self.view.lanes[replica].revision == driver.token, "I4: an ack under an old token"
+        assert_i4_acks_are_of_the_token(ack.token, driver.token, self.view.lanes[replica].revision)
         self.write(key, encode(ack), self.view.revision_of(key), (node.name, node.life))
 
     def ack(self, node: Node, driver: Driver, lane: Lane) -> Ack | None:
         keys = [slot.key for slot in lane.members if slot.node == node.name]
         mine = [node.ranks[key] for key in keys if node.ranks[key].alive]
         served = min((NONE if rank.dirty else rank.served for rank in mine), default=NONE)
-        digest = "+".join(slot.key for slot in (*lane.members, *lane.sources))
+        digest = "+".join(slot.key for slot in (*lane.members, *lane.sources)) + "?" * node.dissents
         if driver.failed:
             return Ack(driver.token, digest, "failed", 0, 0, {}, served, driver.edge, driver.failed)
         if not driver.built:
@@ -402,9 +456,11 @@ class Cluster:
 
     def start_daemon(self, name: str) -> None:
         node = self.nodes[name]
-        node.alive, node.life = True, node.life + 1
+        node.alive, node.life, node.dissents = True, node.life + 1, False
         for rank in node.ranks.values():
-            rank.life = node.life * 10
+            if rank.alive:
+                rank.new_mover()
+                rank.register()
         self.join(name)
 
     def kill_node(self, name: str) -> None:
@@ -416,8 +472,9 @@ class Cluster:
         """A client dies, and its mover with its registration."""
         node = self.nodes[name]
         old = node.ranks[key]
-        fresh = Rank(key, old.world, old.halves, old.incarnation, 0, False, dict.fromkeys(old.halves, -2))
-        fresh.seq = old.seq
+        fresh = Rank(key, old.world, old.halves, old.incarnation, 0)
+        fresh.alive, fresh.chunks = False, dict.fromkeys(old.halves, -2)
+        fresh.seq, fresh.lives = old.seq, old.lives
         node.ranks[key] = fresh
         if node.alive:
             self.join(name)
@@ -426,14 +483,14 @@ class Cluster:
     def start_rank(self, name: str, key: str) -> None:
         """A new process registers; only a live daemon gives it a mover."""
         node, rank = self.nodes[name], self.nodes[name].ranks[key]
-        rank.alive, rank.incarnation = True, rank.incarnation + 1
-        rank.life = node.life * 10 + rank.incarnation if node.alive else 0
+        rank.alive, rank.incarnation, rank.came_with = True, rank.incarnation + 1, NONE
         if node.alive:
+            rank.new_mover()
             self.join(name)
 
     def kill_mover(self, name: str, key: str) -> None:
         """It is started again at once; what lay in the lent memory stays there."""
-        self.nodes[name].ranks[key].life += 1
+        self.nodes[name].ranks[key].new_mover()
         self.join(name)
 
     def fail_edge(self, name: str, replica: str) -> None:
@@ -442,6 +499,46 @@ class Cluster:
         if driver and lane and lane.revision == driver.token and name in lane.value.member_nodes and driver.built:
             member = next(slot for slot in lane.value.members if slot.node == name)
             self.fail(driver, (lane.value.sources[0].key, member.key), "no progress")
+
+    def drain(self, name: str) -> None:
+        """An operator wants the node empty; the wish is this daemon's."""
+        node, key = self.nodes[name], f"drains/{name}"
+        wish = Drain(name, str(node.life), "test")
+        self.write(key, encode(wish), self.view.revision_of(key), (name, node.life))
+
+    def undrain(self, name: str) -> None:
+        key = f"drains/{name}"
+        if key in self.data:
+            self.write(key, None, self.view.revision_of(key))
+
+    def control(self, paused: bool) -> None:
+        """An operator pauses the job, or lets it go on."""
+        self.write("control", encode(Control(paused, None, "test")), self.view.revision_of("control"))
+
+    def park(self, name: str) -> None:
+        """The leader has counted too many joins."""
+        record = Parked(name, str(self.nodes[name].life), "test", 9)
+        self.write(f"parked/{name}", encode(record), self.view.revision_of(f"parked/{name}"))
+
+    def decide_once(self, facts: Facts) -> None:
+        """One decision with what the leader's clock says at this moment."""
+        if self.leads():
+            self.facts = facts
+            self.carry_out(self.decisions(), self.view.created_of("leader"))
+            self.facts = Facts()
+
+    def peace(self) -> None:
+        """Operators and clocks have nothing more to say; daemons that plan differently are started anew."""
+        self.facts = Facts(calm=frozenset(self.nodes))
+        if self.view.control and self.view.control.value.paused:
+            self.control(False)
+        for name, node in self.nodes.items():
+            self.undrain(name)
+            if node.alive and (node.dissents or node.planners != (1,)):
+                self.kill_daemon(name)
+            node.planners = (1,)
+            if not node.alive:
+                self.start_daemon(name)
 
     # The end.
 
@@ -468,9 +565,7 @@ class Cluster:
     def clone(self) -> Cluster:
         """A copy that shares the records, which nobody changes."""
         other = copy.copy(self)
-        other.view = copy.copy(self.view)
-        for table in ("members", "offers", "lanes", "refits", "acks", "commits", "reports"):
-            setattr(other.view, table, dict(getattr(self.view, table)))
+        other.view = self.view.copy()
         other.counts, other.data, other.leases = dict(self.counts), dict(self.data), dict(self.leases)
         other.weights, other.served = dict(self.weights), dict(self.served)
         other.nodes = {name: copy_node(node) for name, node in self.nodes.items()}
@@ -487,6 +582,6 @@ def copy_node(node: Node) -> Node:
     ranks = {}
     for key, rank in node.ranks.items():
         ranks[key] = copy.copy(rank)
-        ranks[key].chunks = dict(rank.chunks)
+        ranks[key].chunks, ranks[key].landed = dict(rank.chunks), set(rank.landed)
     drivers = {replica: copy.copy(driver) for replica, driver in node.drivers.items()}
-    return Node(node.name, ranks, node.alive, node.life, drivers)
+    return Node(node.name, ranks, node.alive, node.life, drivers, node.planners, node.dissents)

@@ -65,19 +65,26 @@ class Book:
         return offers
 
     def publish(self, *offers: Offer, step: int = 1, generation: int = 1) -> PubId:
-        return PubId(generation, self.put("publication", Publication(generation, step, offers)))
+        number = self.view.publication.value.number + 1 if self.view.publication else 1
+        record = Publication(generation, step, tuple(offer.id for offer in offers), number)
+        return PubId(generation, self.put("publication", record))
 
     def lane(
         self, replica: str, members: Iterable[str], sources: Iterable[str], neighbours: Iterable[str] = (),
         excluded: Iterable[Exclusion] = (),
     ) -> Lane:  # fmt: skip
-        slots = [tuple(self.slot(key) for key in side) for side in (members, sources, neighbours)]
-        lane = Lane(replica, *slots, tuple(excluded), "test")
+        ids = [tuple(self.slot(key).id for key in side) for side in (sources, neighbours)]
+        lane = Lane(replica, tuple(self.slot(key) for key in members), *ids, tuple(excluded), "test")
         self.put(f"lanes/{replica}", lane)
         return lane
 
     def refit(self, replica: str, target: PubId, step: int = 1) -> int:
-        return self.put(f"refits/{replica}", Refit(*target, step, "test"))
+        return self.put(f"refits/{replica}", Refit(*target, step, "test", self.number(target)))
+
+    def number(self, target: PubId) -> int:
+        """The number of a publication, 0 for one that is not the newest."""
+        record = self.view.publication
+        return record.value.number if record and record.revision == target.revision else 0
 
     def ack(
         self, replica: str, node: str, phase: str, target: PubId = NONE, served: PubId = NONE, token: int = 0,
@@ -89,7 +96,8 @@ class Book:
 
     def commit(self, replica: str, target: PubId, step: int = 1) -> None:
         stored = self.view.lanes[replica]
-        self.put(f"commits/{replica}", Commit(*target, step, stored.revision, stored.value.incarnations))
+        record = Commit(*target, step, stored.revision, stored.value.incarnations, self.number(target))
+        self.put(f"commits/{replica}", record)
 
 
 T0, T1, E0, E1 = "trainer/run1/0", "trainer/run1/1", "engine/r0/0", "engine/r0/1"

@@ -6,8 +6,9 @@ import pytest
 from epoch_records import E0, E1, NONE, T0, T1, Book, all_ack, covers, info, standard
 
 from refitd.epoch.holders import choose_sources, holders, trainers
-from refitd.epoch.lanes import desired_lane, differs, exclusions, target_of
+from refitd.epoch.lanes import NOBODY, desired_lane, differs, target_of
 from refitd.epoch.records import Exclusion, Lane, PubId
+from refitd.epoch.suspicion import judge
 
 R1 = "engine/r1/0"
 
@@ -75,8 +76,11 @@ def test_sources_stay_as_long_as_they_hold_what_is_needed() -> None:
     book, target = with_neighbour()
     lane = book.lane("r1", [R1], (T0, T1))
     book.commit("r0", target)
-    assert choose_sources(book.view, lane, "r1", target, set(), covers) == (lane.sources, "the sources are as before")
-    slots, reason = choose_sources(book.view, lane, "r1", target, {book.slot(T0)}, covers)
+    assert choose_sources(book.view, lane, "r1", target, set(), covers) == (
+        lane.sources,
+        "the sources are as before",
+    )
+    slots, reason = choose_sources(book.view, lane, "r1", target, {book.slot(T0).id}, covers)
     assert ([slot.key for slot in slots], reason) == ([E0, E1], "replicas that committed it")
 
 
@@ -178,22 +182,22 @@ def test_differences_name_who_goes_and_who_comes() -> None:
     """Members before sources before neighbours; the reason and the exclusions make no difference."""
     book, _target = with_neighbour()
     lane = book.view.lanes["r0"].value
-    assert differs(lane, Lane("r0", lane.members, lane.sources, (), (Exclusion(book.slot(T0), False, ""),), "x")) == ""
+    assert differs(
+        lane, Lane("r0", lane.members, lane.sources, (), (Exclusion(book.slot(T0).id, False, ""),), "x")
+    ) == ("", False)
     less = Lane("r0", lane.members, lane.sources[:1], (), (), "")
-    assert differs(lane, less) == f"sources changed: -({T1})"
-    assert differs(less, lane) == f"sources changed: +({T1})"
+    assert differs(lane, less) == (f"sources changed: -({T1})", True)
+    assert differs(less, lane) == (f"sources changed: +({T1})", False)
     other = Lane("r0", (lane.members[0], book.slot(R1)), lane.sources, (), (), "")
-    assert differs(lane, other) == f"members changed: -({E1}) +({R1})"
-    assert (
-        differs(lane, Lane("r0", lane.members, lane.sources, (book.slot(R1),), (), ""))
-        == f"neighbours changed: +({R1})"
-    )
+    assert differs(lane, other) == (f"members changed: -({E1}) +({R1})", True)
+    more = Lane("r0", lane.members, lane.sources, (book.slot(R1).id,), (), "")
+    assert differs(lane, more) == (f"neighbours changed: +({R1})", False)
 
 
 def excluded(book: Book, replica: str = "r0") -> list[tuple[str, bool, str]]:
     lane = book.view.lanes[replica].value
-    found = exclusions(book.view, lane, target_of(book.view, replica, lane), covers)
-    return [(exclusion.slot.key, exclusion.passing, exclusion.reason) for exclusion in found]
+    found = judge(book.view, lane, target_of(book.view, replica, lane), NOBODY, covers)
+    return [(exclusion.slot.key, exclusion.passing, exclusion.reason) for exclusion in found.excluded]
 
 
 def spare() -> Book:
@@ -241,7 +245,7 @@ def test_a_neighbour_is_excluded_in_passing() -> None:
     book.lane("r1", [R1], (T0, T1), [E0])
     book.ack("r1", "e0", "failed", edge=(E0, R1))
     assert excluded(book, "r1") == [(E0, True, "e0: broke")]
-    kept = [Exclusion(book.slot(E0), True, "was slow"), Exclusion(book.slot(E1), False, "was dead")]
+    kept = [Exclusion(book.slot(E0).id, True, "was slow"), Exclusion(book.slot(E1).id, False, "was dead")]
     book.lane("r1", [R1], (T0, T1), excluded=kept)
     book.refit("r1", PubId(1, book.view.publication.revision if book.view.publication else 0))
     assert excluded(book, "r1") == [(E0, True, "was slow"), (E1, False, "was dead")]
@@ -261,4 +265,4 @@ def test_an_excluded_member_closes_the_lane() -> None:
 def test_nothing_is_kept_of_a_lane_that_never_was() -> None:
     """No lane, no exclusions."""
     book, _target = standard()
-    assert exclusions(book.view, None, NONE, covers) == ()
+    assert judge(book.view, None, NONE, NOBODY, covers) == ((), ())

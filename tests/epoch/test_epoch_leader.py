@@ -7,9 +7,13 @@ from typing import Any
 import pytest
 from epoch_records import E0, E1, NONE, T0, T1, Book, all_ack, covers, info, standard
 
+from refitd.epoch.cleanup import KEEP_REPORTS
 from refitd.epoch.codec import decode
-from refitd.epoch.leader import KEEP_REPORTS, Write, assess, decide, unpublished, why_not
+from refitd.epoch.facts import Facts, Write
+from refitd.epoch.leader import decide
+from refitd.epoch.publish import unpublished
 from refitd.epoch.records import Generation, Lane, PubId, Publication, Refit, ReportRecord
+from refitd.epoch.reports import assess, why_not
 
 KINDS: dict[str, type[Any]] = {
     "generation": Generation, "publication": Publication, "lanes": Lane, "refits": Refit, "reports": ReportRecord,
@@ -18,14 +22,16 @@ KINDS: dict[str, type[Any]] = {
 
 def writes(book: Book, kind: str, grace: bool = False) -> list[tuple[Write, Any]]:
     """Writes of one kind with the record in them."""
-    found = [write for write in decide(book.view, grace, covers) if write.key.partition("/")[0] == kind]
+    found = [
+        write for write in decide(book.view, Facts(grace_over=grace), covers) if write.key.partition("/")[0] == kind
+    ]
     return [(write, write.data and decode(KINDS[kind], write.data, kind)) for write in found]
 
 
 def apply(book: Book) -> list[str]:
     """Carry out what is decided, round by round; the keys that were written."""
     keys: list[str] = []
-    while found := decide(book.view, True, covers):
+    while found := decide(book.view, Facts(), covers):
         for write in found:
             assert write.expected == book.view.revision_of(write.key)
             book.revision += 1
@@ -48,7 +54,7 @@ def test_a_generation_opens_once_all_ranks_of_a_run_are_registered() -> None:
     [(write, record)] = writes(book, "generation")
     assert record == Generation(1, "run1", ())
     assert (write.expected, write.reason) == (0, "all ranks of run run1 are registered")
-    assert apply(book) == ["generation"]
+    assert apply(book) == ["generation", "planner"]
 
 
 def test_a_new_run_opens_the_next_generation_and_fences_the_old_one() -> None:
@@ -71,7 +77,8 @@ def test_a_step_is_published_when_every_rank_has_offered_it() -> None:
     assert writes(book, "publication") == []
     offers += book.offer("t1", T1, step=2, seq=2)
     [(write, record)] = writes(book, "publication")
-    assert record == Publication(1, 2, offers)
+    assert record == Publication(1, 2, tuple(offer.id for offer in offers), 2)
+    assert write.guards == (("generation", 1), ("control", 0))
     assert (write.expected, write.reason) == (target.revision, "every rank of the run offered it")
 
 
@@ -151,7 +158,7 @@ def test_the_first_refit_and_a_new_generation_need_no_reason_more() -> None:
     assert reason_to_move_on(book) == ""
     book.delete("refits/r0")
     [(write, record)] = writes(book, "refits")
-    assert (record, write.expected) == (Refit(*target, 1, "first refit of the replica"), 0)
+    assert (record, write.expected) == (Refit(*target, 1, "first refit of the replica", 1), 0)
     book.refit("r0", PubId(0, 1))
     assert reason_to_move_on(book) == "generation 1 has begun"
 
@@ -255,7 +262,7 @@ def test_old_reports_and_acks_of_nodes_that_left_are_removed() -> None:
         book.put(f"reports/{number + 8}", ReportRecord(1, number + 8, 1, (), {}, "x"))
     book.ack("r0", "e0", "built")
     book.ack("r0", "elsewhere", "built", NONE)
-    deleted = [write.key for write in decide(book.view, False, covers) if write.data is None]
+    deleted = [write.key for write in decide(book.view, Facts(), covers) if write.data is None]
     assert deleted == ["reports/8", "reports/9", "acks/r0/elsewhere"]
 
 
@@ -263,6 +270,6 @@ def test_deciding_twice_is_deciding_once() -> None:
     """Pure: the same records give the same writes, and nothing is left to do when they were made."""
     book, _target = standard()
     book.delete("lanes/r0")
-    assert decide(book.view, True, covers) == decide(book.view, True, covers) != []
+    assert decide(book.view, Facts(), covers) == decide(book.view, Facts(), covers) != []
     apply(book)
-    assert decide(book.view, True, covers) == []
+    assert decide(book.view, Facts(), covers) == []

@@ -10,15 +10,29 @@ from epoch_records import T0, Book, info
 from hypothesis import given, settings
 
 from refitd.epoch.codec import decode, encode
-from refitd.epoch.records import Ack, Exclusion, Lane, Leader, Member, Offer, Offers, ReportRecord, Slot, check_name
+from refitd.epoch.records import (
+    Ack,
+    Exclusion,
+    Lane,
+    Leader,
+    Member,
+    Offer,
+    Offers,
+    ReportRecord,
+    Slot,
+    SlotId,
+    check_name,
+)
 from refitd.epoch.view import View
 from refitd.errors import InputError, ProtocolError
 
 TEXT, COUNT = st.text(max_size=8), st.integers(0, 1 << 62)
-SLOTS = st.builds(Slot, TEXT, TEXT, COUNT, TEXT, COUNT, TEXT)
+KEYS = st.builds("{}/{}".format, TEXT, st.integers(0, 99))
+SLOTS = st.builds(Slot, KEYS, TEXT, COUNT, TEXT, COUNT, TEXT)
+IDS = st.builds(SlotId, KEYS, TEXT, COUNT, COUNT)
 LANES = st.builds(
-    Lane, TEXT, st.lists(SLOTS, max_size=2).map(tuple), st.lists(SLOTS, max_size=2).map(tuple),
-    st.just(()), st.lists(st.builds(Exclusion, SLOTS, st.booleans(), TEXT), max_size=2).map(tuple), TEXT,
+    Lane, TEXT, st.lists(SLOTS, max_size=2).map(tuple), st.lists(IDS, max_size=2).map(tuple),
+    st.just(()), st.lists(st.builds(Exclusion, IDS, st.booleans(), TEXT), max_size=2).map(tuple), TEXT,
 )  # fmt: skip
 ACKS = st.builds(
     Ack, COUNT, TEXT, TEXT, COUNT, COUNT, st.dictionaries(TEXT, TEXT, max_size=2), st.tuples(COUNT, COUNT),

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from refitd.epoch.records import PubId
+from refitd.epoch.records import PubId, life_of
 from refitd.epoch.stage import stage
 from refitd.epoch.view import View
 from refitd.hook.messages import Ticket
@@ -97,7 +97,7 @@ class Oracle:
     def _published(self) -> None:
         stored = self.view.publication
         assert stored is not None
-        found = {self._offers[offer.key, offer.incarnation, offer.seq] for offer in stored.value.offers}
+        found = {self._offers[offer.key, offer.life, offer.seq] for offer in stored.value.offers}
         self.expect(len(found) == 1, "I1", f"a publication of several weights: {found}")
         self.weights[PubId(stored.value.generation, stored.revision)] = found.pop()
 
@@ -139,7 +139,7 @@ class Oracle:
     # What clients do.
 
     def offered(self, trainer: SimTrainer, seq: int, step: int, weights: int) -> None:
-        self._offers[trainer.key, trainer.incarnation, seq] = weights
+        self._offers[trainer.key, life_of(trainer.incarnation), seq] = weights
 
     def reported(self, trainer: SimTrainer, seq: int, step: int, report: Message) -> None:
         """One stored report, the same on every rank."""

@@ -1,0 +1,111 @@
+"""Generations and publications: what the trainers' offers amount to."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterator
+
+from refitd.epoch.codec import encode
+from refitd.epoch.facts import Facts, Write
+from refitd.epoch.holders import Covers, trainers
+from refitd.epoch.records import Generation, Offer, OfferId, Publication
+from refitd.epoch.view import View
+
+
+def paused(view: View) -> str:
+    """Why the job is paused; empty where it is not."""
+    control = view.control.value if view.control else None
+    return f"the job is paused: {control.reason or 'no reason given'}" if control and control.paused else ""
+
+
+def unpublished(view: View) -> list[Offer]:
+    """Open offers of the current generation's live ranks that are in no publication yet, by key."""
+    return view.memo("unpublished", ("offers", "members", "generation", "publication"), lambda: _unpublished(view))
+
+
+def _unpublished(view: View) -> list[Offer]:
+    if not view.generation:
+        return []
+    live = {(key, slot.incarnation) for key, slot in trainers(view).items()}
+    taken = view.publication.value.taken if view.publication else {}
+    newest_step = view.publication.value.step if view.newest and view.publication else None
+    found = [
+        offer
+        for stored in view.offers.values()
+        for offer in stored.value.offers
+        if (offer.key, offer.incarnation) in live and not _in(offer, taken) and not _late(offer, newest_step, taken)
+    ]
+    return sorted(found, key=lambda offer: offer.key)
+
+
+def _in(offer: Offer, taken: dict[str, OfferId]) -> bool:
+    return taken.get(offer.key) == offer.id
+
+
+def _late(offer: Offer, newest_step: int | None, taken: dict[str, OfferId]) -> bool:
+    """An offer of a step that is published already by the other ranks: it makes no second publication of it."""
+    return offer.step == newest_step and offer.key not in taken
+
+
+def generation(view: View) -> Iterator[Write]:
+    """The next generation, once all ranks of a new run are registered."""
+    present = view.generation.value if view.generation else Generation(0, "", ())
+    whole = view.memo("complete_runs", ("members",), lambda: _complete_runs(view))
+    fresh = [run for run in whole if run != present.run and run not in present.past]
+    if fresh:
+        past = (*present.past, present.run) if present.run else present.past
+        opened = Generation(present.number + 1, fresh[-1], past)
+        expected = view.revision_of("generation")
+        yield Write("generation", encode(opened), expected, f"all ranks of run {opened.run} are registered")
+
+
+def _complete_runs(view: View) -> list[str]:
+    """Runs whose ranks are all registered, the one that was completed last at the end."""
+    ranks: dict[str, dict[int, int]] = {}
+    worlds: dict[str, int] = {}
+    for member, info in view.ranks():
+        if info.side == "trainer":
+            ranks.setdefault(info.group, {})[info.rank] = member.revision
+            worlds[info.group] = info.world
+    whole = [run for run, seen in ranks.items() if len(seen) == worlds[run]]
+    return sorted(whole, key=lambda run: (max(ranks[run].values()), run))
+
+
+def publication(view: View, facts: Facts, covers: Covers) -> Iterator[Write]:
+    """The next publication: all ranks of the run, or after the grace those that are not silent, offer one step."""
+    offers = unpublished(view)
+    if not offers or not view.generation:
+        return
+    steps = collections.Counter(offer.step for offer in offers)
+    step = max(steps, key=lambda step: (steps[step], step))
+    chosen = tuple(sorted((offer for offer in offers if offer.step == step), key=_natural))
+    if not facts.store_settled and len(chosen) < _world(view):
+        return  # whoever is absent may only be cut off from the store
+    live = trainers(view)
+    silent = sorted(set(live) - {offer.key for offer in chosen})
+    if silent and not (facts.grace_over and _enough(view, [live[offer.key].digest for offer in chosen], covers)):
+        return
+    reason = f"without {', '.join(silent)}" if silent else "every rank of the run offered it"
+    number = view.publication.value.number + 1 if view.publication else 1
+    record = Publication(view.generation.value.number, step, tuple(offer.id for offer in chosen), number)
+    yield Write("publication", encode(record), view.revision_of("publication"), reason, guards(view))
+
+
+def guards(view: View) -> tuple[tuple[str, int], ...]:
+    """What must be as we know it when something new is begun: the generation, and the operators' word."""
+    return (("generation", view.revision_of("generation")), ("control", view.revision_of("control")))
+
+
+def _natural(offer: Offer) -> tuple[str, int]:
+    group, _, rank = offer.key.rpartition("/")
+    return group, int(rank)
+
+
+def _world(view: View) -> int:
+    assert view.generation is not None
+    run = view.generation.value.run
+    return max((info.world for _m, info in view.ranks() if (info.side, info.group) == ("trainer", run)), default=0)
+
+
+def _enough(view: View, digests: list[str], covers: Covers) -> bool:
+    return all(covers(replica, digests) for replica in view.replicas())
