@@ -19,6 +19,9 @@ from refitd.layout.tables import Tables, tables_of
 def side_from_layouts(layouts: Mapping[str, Layout], places: Mapping[str, tuple[str, str]]) -> Side:
     """The side of these ranks, in the order of ``layouts``. ``places``: rank key -> (node, domain).
 
+    Only the numbers of ranks follow that order: all else is made in the order of their keys, so that a plan is the
+    same for every order.
+
     `Side.layout` gives every layout back. Ranks that share one `Layout` object, or whose digests
     are known and equal, cost nothing. Raises InputError when a
     rank has no place, LayoutError when two ranks contradict each other about a tensor or an alias.
@@ -26,15 +29,20 @@ def side_from_layouts(layouts: Mapping[str, Layout], places: Mapping[str, tuple[
     lost = [key for key in layouts if key not in places]
     if lost:
         raise InputError("places", "a node and domain for every rank", f"none for {', '.join(lost[:5])}")
-    tables = tables_of(layouts)
+    tables = tables_of(dict(sorted(layouts.items())))
     factor = _Factor(tables)
     instances, bare = factor.instances(), factor.bare()
     storage_pattern, storage_group = factor.storages()
+    order = {key: number for number, key in enumerate(layouts)}
+    rank = [order[key] for key in sorted(layouts)]
+    groups = tuple(tuple(rank[member] for member in group) for group in factor.groups)
+    tied_on = {alias: frozenset(rank[member] for member in on) for alias, on in tables.tied_on.items()}
+    keeps = tuple(keep for _, keep in sorted(zip(rank, tables.keeps, strict=True))) if tables.keeps else ()
     return Side(
         tuple(layouts), tuple(places[key][0] for key in layouts), tuple(places[key][1] for key in layouts),
-        tuple(factor.groups), tuple(factor.patterns), Names.from_strings(tables.tensors),
+        groups, tuple(factor.patterns), Names.from_strings(tables.tensors),
         tuple(name for name, _, _ in tables.storages), tuple(factor.storage_patterns), storage_pattern, storage_group,
-        instances, tables.tied, tables.keep, tables.keeps, bare, tables.tied_on,
+        instances, tables.tied, tables.keep, keeps, bare, tied_on,
     )  # fmt: skip
 
 

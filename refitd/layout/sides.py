@@ -26,7 +26,8 @@ def check_match(sources: Side, destinations: Side) -> None:
     """Raise MismatchError with every difference that forbids a refit.
 
     Sources that disagree; a tensor that the destinations need and no source has; another shape; a cast that is not
-    allowed; a destination storage that nothing fills and no ``keep`` names; a destination view that overlaps itself; an
+    allowed; a destination storage that nothing fills and no ``keep`` names (but for padding of a tensor that other
+    ranks fill); a destination view that overlaps itself; an
     element that one destination rank has twice under one name. Tensors that only the sources have are no error.
     """
     bad = [*_disagreements(sources), *_tensor_differences(sources, destinations), *_unfilled(destinations)]
@@ -146,11 +147,19 @@ def _needed(destinations: Side) -> dict[tuple[str, Fact], str]:
 
 
 def _unfilled(destinations: Side) -> Iterator[InputError]:
+    """Storages without a piece. One that other ranks fill is good where its rank knows all tensors in it: its part of
+    them is padding."""
+    tensors: dict[str, set[str]] = {}
+    filled: dict[str, set[str]] = {key: set() for key in destinations}
+    for key, layout in destinations.items():
+        for piece in wanted(layout):
+            filled[key].add(piece.storage)
+            tensors.setdefault(piece.storage, set()).add(piece.tensor)
     for key in sorted(destinations):
         layout = destinations[key]
-        filled = {piece.storage for piece in wanted(layout)}
         for name, (numel, _dtype) in layout.storages.items():
-            if numel and name not in filled and name not in layout.kept:
+            padding = name in tensors and tensors[name] <= layout.tensors.keys()
+            if numel and name not in filled[key] and name not in layout.kept and not padding:
                 yield InputError(
                     f"storage {name} of {key}", "a piece in it, or a keep pattern that names it", "neither"
                 )

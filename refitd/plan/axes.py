@@ -48,7 +48,12 @@ def by_axes(source: Side, destination: Side) -> Axes | None:
     sides are anything else."""
     if not (len(source.instances) == len(destination.instances) == 1) or source.tied or destination.tied:
         return None
-    if destination.keep or destination.keeps or source.tensors[0] != destination.tensors[0]:
+    if (
+        destination.keep
+        or destination.keeps
+        or len(destination.storages) > 1
+        or source.tensors[0] != destination.tensors[0]
+    ):
         return None
     patterns = [side.patterns[int(side.instances[0, 1])] for side in (source, destination)]
     if patterns[0].shape != patterns[1].shape or not cast_allowed(patterns[0].dtype, patterns[1].dtype):
@@ -58,7 +63,7 @@ def by_axes(source: Side, destination: Side) -> Axes | None:
     if int(source.instances[0, 0]) or int(destination.instances[0, 0]) or 0 in patterns[0].shape:
         return None
     ranks = number_ranks(source, destination)
-    if set(source.ranks) & set(destination.ranks):
+    if len(ranks.keys) < len(source.ranks) + len(destination.ranks):  # a rank on both sides
         return None
     cuts = _cut(source, patterns[0], ranks.source), _cut(destination, patterns[1], ranks.destination)
     if cuts[0] is None or cuts[1] is None:

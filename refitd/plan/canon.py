@@ -36,26 +36,37 @@ class Ranks(NamedTuple):
 
 def number_ranks(source: Side, destination: Side) -> Ranks:
     """Number the ranks. A key on both sides is one rank. Raises InputError where it is given two places."""
-    place = {key: where for key, *where in zip(source.ranks, source.nodes, source.domains, strict=True)}
-    for key, *where in zip(destination.ranks, destination.nodes, destination.domains, strict=True):
-        if place.setdefault(key, where) != where:
-            raise InputError(f"rank {key}", f"one place: {place[key]}", str(where))
-    if len(set(source.ranks)) < len(source.ranks) or len(set(destination.ranks)) < len(destination.ranks):
-        raise InputError("rank keys", "each rank once on a side", "one that is there twice")
+    holders, needers = _places(source), _places(destination)
+    place = holders | needers
+    for key in sorted(holders.keys() & needers.keys()) if len(place) < len(holders) + len(needers) else ():
+        if holders[key] != needers[key]:
+            raise InputError(f"rank {key}", f"one place: {list(holders[key])}", str(list(needers[key])))
     keys = tuple(sorted(place))
-    number = {key: i for i, key in enumerate(keys)}
+    where = list(map(place.__getitem__, keys))
     # A node is a host of one domain: hosts of one name in two domains are two.
-    nodes = [f"{place[key][1]}/{place[key][0]}" for key in keys]
-    domains = [place[key][1] for key in keys]
-    node_names, domain_names = tuple(sorted(set(nodes))), tuple(sorted(set(domains)))
-    node_index = {name: i for i, name in enumerate(node_names)}
-    domain_index = {name: i for i, name in enumerate(domain_names)}
+    node_of = {pair: f"{pair[1]}/{pair[0]}" for pair in set(where)}
+    nodes, domains = tuple(sorted(set(node_of.values()))), tuple(sorted({domain for _, domain in node_of}))
+    by_node, by_domain, number = _index(nodes), _index(domains), _index(keys)
+    pairs = {pair: i for i, pair in enumerate(node_of)}
+    at = np.array(list(map(pairs.__getitem__, where)), np.int64)
     return Ranks(
         keys,
-        np.array([node_index[name] for name in nodes], np.int64),
-        np.array([domain_index[name] for name in domains], np.int64),
-        node_names,
-        domain_names,
-        np.array([number[key] for key in source.ranks], np.int64),
-        np.array([number[key] for key in destination.ranks], np.int64),
+        np.array([by_node[name] for name in node_of.values()], np.int64)[at],
+        np.array([by_domain[domain] for _, domain in pairs], np.int64)[at],
+        nodes,
+        domains,
+        np.array(list(map(number.__getitem__, source.ranks)), np.int64),
+        np.array(list(map(number.__getitem__, destination.ranks)), np.int64),
     )
+
+
+def _places(side: Side) -> dict[str, tuple[str, str]]:
+    """(node, domain) of every rank of a side."""
+    place = dict(zip(side.ranks, zip(side.nodes, side.domains, strict=True), strict=True))
+    if len(place) < len(side.ranks):
+        raise InputError("rank keys", "each rank once on a side", "one that is there twice")
+    return place
+
+
+def _index(names: tuple[str, ...]) -> dict[str, int]:
+    return dict(zip(names, range(len(names)), strict=True))

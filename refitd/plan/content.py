@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,11 +46,13 @@ def side_digest(source: Side, destination: Side, ranks: Ranks) -> bytes:
     """Over names and integers: the same for every order of ranks, hash seed and processor."""
     digest = hashlib.blake2b(digest_size=16)
     digest.update(f"planner {PLANNER_VERSION}".encode())
-    places = [ranks.nodes[n] for n in ranks.node.tolist()], [ranks.domains[d] for d in ranks.domain.tolist()]
-    _text(digest, [*ranks.keys, *places[0], *places[1]])
+    for names in (ranks.keys, ranks.nodes, ranks.domains):
+        _text(digest, names)
+    _ints(digest, ranks.node, ranks.domain)
     for side, numbers in ((source, ranks.source), (destination, ranks.destination)):
-        _text(digest, [*map(str, side.tensors.templates), *map(str, side.keeps), *side.keep])
-        _text(digest, list(side.storages))
+        keeps = [str(side.keeps[at]) for at in np.argsort(numbers).tolist()] if side.keeps else []
+        _text(digest, [*map(str, side.tensors.templates), *keeps, *side.keep])
+        _text(digest, side.storages)
         _text(digest, [f"{alias}={name}" for alias, name in sorted(side.tied.items())])
         for pattern in side.patterns:
             _text(digest, [str(pattern.shape), pattern.dtype, str(pattern.slots)])
@@ -73,7 +76,7 @@ def plan_digest(content: Content, cutting: Cutting, part: Ints, extra: tuple[int
     return digest.hexdigest()
 
 
-def _text(digest: Any, texts: list[str]) -> None:
+def _text(digest: Any, texts: Sequence[str]) -> None:
     """Texts, and how many: none has a zero byte, so no two lists are alike."""
     digest.update("\0".join(texts).encode())
     digest.update(f"\0{len(texts)}\0".encode())
@@ -84,5 +87,5 @@ def _ints(digest: Any, *columns: Any) -> None:
     for column in columns:
         if column.dtype.kind != "i":
             raise TypeError(f"{column.dtype} in a digest")
-        digest.update(np.array(column.shape, "<i8").tobytes())
+        digest.update(str(column.shape).encode())
         digest.update(np.ascontiguousarray(column, "<i8"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from typing import Any
 
@@ -28,7 +29,15 @@ def run(arguments: argparse.Namespace) -> int:
             _draw(arguments, outcome)
     except RefitdError as error:
         return _fail(error, arguments.json)
-    print(json.dumps(document) if arguments.json else _text(arguments, outcome))
+    return _print(json.dumps(document) if arguments.json else _text(arguments, outcome))
+
+
+def _print(text: str) -> int:
+    """To stdout. A reader that has seen enough (``head``) is no failure; what it did not read goes nowhere."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at its end
     return 0
 
 

@@ -2,72 +2,24 @@
 
 from __future__ import annotations
 
-import itertools
-
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_helpers import bits, cast_whole, distinct, fill, ranks
+from side_helpers import carry_out, flats, layouts, zeros
 
-from refitd.layout import Box, Layout, Piece
-from refitd.plan import Held, copy, make_plan, pack, reshard, unpack
-from refitd.plan.execute import array_dtype
+from refitd.layout import Layout
+from refitd.plan import Held, make_plan, reshard
 
 DTYPES = [("float32", "float32"), ("float32", "bfloat16"), ("bfloat16", "float32"), ("bfloat16", "bfloat16")]
 
 
 @st.composite
-def cuts(draw: st.DrawFn, size: int, most: int) -> list[tuple[int, int]]:
-    edges = draw(st.lists(st.integers(0, size), max_size=most, unique=True))
-    points = sorted({0, size, *edges})
-    return list(itertools.pairwise(points))
-
-
-@st.composite
-def tiling(draw: st.DrawFn, shape: tuple[int, ...]) -> list[Box]:
-    axes = [draw(cuts(size, 2)) for size in shape]
-    boxes = [((), ())]
-    for axis in axes:
-        boxes = [((*lo, a), (*hi, b)) for lo, hi in boxes for a, b in axis]
-    return [Box(lo, hi) for lo, hi in boxes]
-
-
-@st.composite
-def piece(draw: st.DrawFn, tensor: str, box: Box, storage: str) -> tuple[Piece, int]:
-    """A view in any order of dimensions, with gaps; and the elements that its storage needs."""
-    order = draw(st.permutations(range(len(box.lo))))
-    strides, step = [0] * len(order), draw(st.sampled_from([1, 1, 2]))
-    for d in order:
-        strides[d] = step
-        step = step * box.shape[d] + draw(st.sampled_from([0, 0, 3]))
-    offset = draw(st.integers(0, 3))
-    span = sum((n - 1) * s for n, s in zip(box.shape, strides, strict=True))
-    return Piece(tensor, box, storage, offset, tuple(strides)), offset + span + 1 + draw(st.integers(0, 2))
-
-
-@st.composite
-def side(draw: st.DrawFn, shapes: dict[str, tuple[int, ...]], dtype: str, complete: bool) -> list[Layout]:
-    count = draw(st.integers(1, 4))
-    mine: list[dict[str, list[Box]]] = [{} for _ in range(count)]
-    for name, shape in shapes.items():
-        for box in draw(tiling(shape)):
-            holders = draw(st.sets(st.integers(0, count - 1), min_size=1 if complete else 0, max_size=count))
-            for rank in sorted(holders):
-                mine[rank].setdefault(name, []).append(box)
-    layouts = []
-    for boxes in mine:
-        made = [draw(piece(n, box, f"{n}.{i}")) for n, parts in boxes.items() for i, box in enumerate(parts)]
-        storages = {p.storage: (numel, dtype) for p, numel in made}
-        layouts.append(Layout.from_pieces({n: (s, dtype) for n, s in shapes.items()}, storages, [p for p, _ in made]))
-    return layouts
-
-
-@st.composite
 def worlds(draw: st.DrawFn) -> tuple[dict[str, tuple[int, ...]], str, str, list[Layout], list[Layout]]:
-    count = draw(st.integers(1, 2))
-    shapes = {f"t{i}": tuple(draw(st.lists(st.integers(1, 6), max_size=4))) for i in range(count)}
+    shapes = {f"t{i}": tuple(draw(st.lists(st.integers(1, 6), max_size=4))) for i in range(draw(st.integers(1, 2)))}
     source, destination = draw(st.sampled_from(DTYPES))
-    return shapes, source, destination, draw(side(shapes, source, True)), draw(side(shapes, destination, False))
+    counts = draw(st.integers(1, 4)), draw(st.integers(1, 4))
+    sides = draw(layouts(shapes, [source] * counts[0], True)), draw(layouts(shapes, [destination] * counts[1], False))
+    return shapes, source, destination, *sides
 
 
 @settings(max_examples=120, deadline=None)
@@ -97,12 +49,12 @@ def test_remainder_completes_what_was_held(world: tuple, data: st.DataObject) ->
     arrays |= {r.key: flats(zeros(r.layout)) for r in members}
     landed = data.draw(st.sets(st.sampled_from(range(len(first.buckets))))) if first.buckets else set()
     landed |= {b.id for b in first.buckets if b.stage == 0 and any(first.buckets[i].stage for i in landed)}
-    run(first, members, arrays, landed)
+    carry_out([first.program(r.key) for r in members], arrays, packed=False, wanted=landed)
     held = {
         r.key: first.held(r.key, [b.id for b in first.buckets if b.id in landed and b.dst == r.key]) for r in members
     }
     second = make_plan(sources, members, held=held, bucket_bytes=bucket_bytes)
-    run(second, members, arrays, {b.id for b in second.buckets}, packed=True)
+    carry_out([second.program(r.key) for r in members], arrays, packed=True)
     for rank in members:
         expected = flats(fill(rank.layout, cast_whole(whole, destination)))
         assert {n: a.tobytes() for n, a in arrays[rank.key].items()} == {n: a.tobytes() for n, a in expected.items()}
@@ -117,22 +69,3 @@ def mine(plan, key):
 
 def same_elements(a: Held, b: Held) -> bool:
     return a.elements == b.elements == a.union(b).elements
-
-
-def zeros(layout: Layout) -> dict[str, torch.Tensor]:
-    return {name: torch.zeros(numel, dtype=getattr(torch, dtype)) for name, (numel, dtype) in layout.storages.items()}
-
-
-def flats(tensors: dict[str, torch.Tensor]) -> dict:
-    return {n: t.view(torch.uint8).numpy().view(array_dtype(str(t.dtype)[6:])) for n, t in tensors.items()}
-
-
-def run(plan, members, arrays, wanted, packed=False) -> None:
-    for stage in (0, 1):
-        for program in [plan.program(r.key) for r in members]:
-            for bucket in program.receives():
-                if bucket.stage == stage and bucket.id in wanted:
-                    if packed:
-                        unpack(program, bucket, pack(program, bucket, arrays[bucket.src]), arrays[bucket.dst])
-                    else:
-                        copy(program, bucket, arrays[bucket.src], arrays[bucket.dst])

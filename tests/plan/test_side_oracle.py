@@ -23,3 +23,16 @@ def test_programs_deliver_what_gather_and_slice_gives(world: World, data: st.Dat
         assert {n: a.tobytes() for n, a in arrays[rank.key].items()} == expected(shapes, dtype, rank)
     assert all(b.nbytes <= bucket_bytes for p in programs for b in p.buckets)
     assert plan.totals["network_bytes"] == plan.totals["network_bytes_min"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(worlds(), st.data())
+def test_the_order_in_which_ranks_are_given_changes_nothing(world: World, data: st.DataObject) -> None:
+    """Sides of the same layouts in any order make one digest and one program for each rank."""
+    _, _, sources, members = world
+    plan = plan_sides(side(sources), side(members), TINY)
+    orders = data.draw(st.permutations(sources)), data.draw(st.permutations(members))
+    again = plan_sides(side(orders[0]), side(orders[1]), TINY)
+    assert again.digest == plan.digest
+    for rank in (*sources, *members):
+        assert again.program(rank.key).to_bytes() == plan.program(rank.key).to_bytes()

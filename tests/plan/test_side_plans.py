@@ -12,11 +12,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from side_helpers import TINY
+from side_helpers import side as side_of
 from side_makers import moe, side
 
 from refitd.errors import InputError, MismatchError, PlanError
+from refitd.layout import Box, Layout
 from refitd.layout.side import Side
-from refitd.plan import Topology, content, lose, plan_sides, share, sides, topology
+from refitd.layout.tp import dense
+from refitd.plan import Rank, Topology, content, lose, make_plan, plan_sides, share, sides, topology
 from refitd.plan.axes import AxesPlan
 from refitd.plan.side_plan import SidePlan
 
@@ -179,6 +182,45 @@ def test_the_digest_does_not_depend_on_the_order_of_ranks() -> None:
     assert len(digests) == 1
     other = plan_sides(one("trainer/a", 4, 0, 2), one("engine/b", 4, 1, 4, replace(HOSTS, usable=2)), TINY).digest
     assert digests.isdisjoint({other})
+
+
+def padded(keep: bool, known: bool) -> list[Rank]:
+    """Two ranks with a shard of 8 rows each of a vocabulary of 8: the second has padding alone, or another storage."""
+    whole = {"w": ((8, 4), "bfloat16")}
+    first = Layout.from_pieces(whole, {"w": (32, "bfloat16")}, [dense("w", Box((0, 0), (8, 4)), "w")])
+    storages = {"w" if known else "other": (32, "bfloat16")}
+    second = Layout.from_pieces(whole, storages, [], keep=("oth*",) if keep else ())
+    return [Rank(f"engine/r/{i}", "n", "d", layout) for i, layout in enumerate((first, second))]
+
+
+def test_a_shard_of_padding_needs_nothing() -> None:
+    """An engine rank whose shard is padding alone is planned by both ways and gets nothing. A storage that no rank
+    fills is refused by both, naming storage and rank, unless it is kept."""
+    source = [replace_key(padded(False, True)[0], "trainer/r/0", "m")]
+    for keep, known in ((False, True), (True, False)):
+        ranks = padded(keep, known)
+        plan = plan_sides(side_of(source), side_of(ranks), TINY)
+        assert plan.totals["network_bytes"] == make_plan(source, ranks).totals["network_bytes"] == 64
+        assert plan.program("engine/r/1").receives() == ()
+    for refused in (lambda: plan_sides(side_of(source), side_of(padded(False, False)), TINY),
+                    lambda: make_plan(source, padded(False, False))):  # fmt: skip
+        with pytest.raises(MismatchError, match=r"storage other of engine/r/1: expected a piece in it, or a keep"):
+            refused()
+
+
+def test_a_storage_that_one_rank_does_not_fill_is_refused_like_there() -> None:
+    """A rank that has a storage which others fill, and does not know the tensor in it, is named by both ways."""
+    source = [replace_key(padded(False, True)[0], "trainer/r/0", "m")]
+    first, _ = padded(False, True)
+    stranger = Layout.from_pieces({}, {"w": (32, "bfloat16")}, [])
+    ranks = [first, Rank("engine/r/1", "n", "d", stranger)]
+    for plan in (lambda: plan_sides(side_of(source), side_of(ranks), TINY), lambda: make_plan(source, ranks)):
+        with pytest.raises(MismatchError, match=r"storage w of engine/r/1: expected a piece in it, or a keep"):
+            plan()
+
+
+def replace_key(rank: Rank, key: str, place: str) -> Rank:
+    return Rank(key, place, place, rank.layout)
 
 
 SCRIPT = """

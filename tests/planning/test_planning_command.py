@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -55,7 +58,7 @@ def test_json_has_the_keys_of_the_contract_and_no_others(capsys: pytest.CaptureF
     """The object holds exactly the agreed keys; with --lose three more; with --links the matrix."""
     report = said(capsys, "--preset", "tiny")
     assert tuple(report) == KEYS
-    assert (report["tensors"], report["ranks"], report["network_bytes"]) == (129, 8, 1_023_040)
+    assert (report["tensors"], report["ranks"], report["network_bytes"]) == (129, 8, 296_433_856)
     assert (report["coverage"], len(report["digest"])) == ("exact", 32)
     assert tuple(said(capsys, "--preset", "tiny", "--lose", "src:0-1")) == KEYS + LOSS_KEYS
     assert tuple(said(capsys, "--preset", "tiny", "--links")) == (*KEYS, "domains", "links")
@@ -88,10 +91,21 @@ def test_people_get_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     """Without --json there are lines with units, the links and the reasons."""
     assert main(["plan", "--preset", "tiny", "--links", "--lose", "src:0"]) == 0
     out = capsys.readouterr().out
-    assert "over the network                1.023 MB (least: 1.023 MB)" in out
+    assert "over the network                296.434 MB (least: 296.434 MB)" in out
     assert "  129 tensors in 34 classes make 12 lines and 24 flows" in out
-    assert "trainer-d0     218304     218304" in out
+    assert "trainer-d0   74099232   74099232" in out
     assert "held by no rank that is left    0 B" in out
+
+
+def test_a_reader_that_has_seen_enough_is_no_failure() -> None:
+    """`refitd plan | head` ends with status 0 and says nothing, also where the pipe was closed before anything came."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    code = "import sys; from refitd.cli import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, "plan", "--preset", "tiny", "--links"]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, check=False, timeout=60)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_side_files_are_planned_like_presets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -117,9 +131,9 @@ def test_the_picture_has_a_cell_for_every_pair(tmp_path: Path, capsys: pytest.Ca
     root = ET.fromstring(file.read_text())
     texts = [element.text for element in root.iter(f"{SVG}text")]
     assert texts[0] == "tiny: traffic between domains"
-    assert {"engine-d0", "engine-d1", "trainer-d0", "trainer-d1", "293.216 kB", "0 B"} <= set(texts)
+    assert {"engine-d0", "engine-d1", "trainer-d0", "trainer-d1", "74.118 MB", "0 B"} <= set(texts)
     assert sorted(element.text or "" for element in root.iter(f"{SVG}title")) == [
-        f"trainer-d{i} to engine-d{j}: {nbytes}" for i, nbytes in enumerate(["218.304 kB", "293.216 kB"])
+        f"trainer-d{i} to engine-d{j}: {nbytes}" for i, nbytes in enumerate(["74.099 MB", "74.118 MB"])
         for j in range(2)
     ]  # fmt: skip
     assert next(root.iter(f"{SVG}rect")).get("fill") == "#ffffff"

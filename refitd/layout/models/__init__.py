@@ -16,6 +16,11 @@ _TINY = deepseek.Sizes(
     layers=4, dense=1, hidden=64, heads=4, q_lora=24, kv_lora=16, nope=8, rope=4, v_dim=8, dense_inner=96, experts=8,
     inner=32, vocab=320,
 )  # fmt: skip
+# Sixteen times as wide, so that bandwidth and not latency decides; its dense layer is as large as one of experts.
+_WIDE = deepseek.Sizes(
+    layers=4, dense=1, hidden=1024, heads=64, q_lora=384, kv_lora=256, nope=8, rope=4, v_dim=8, dense_inner=4608,
+    experts=8, inner=512, vocab=5120,
+)  # fmt: skip
 
 # Models without multi-token prediction have one catalogue.
 MODELS: dict[str, Callable[[bool], Catalogue]] = {
@@ -27,6 +32,7 @@ MODELS: dict[str, Callable[[bool], Catalogue]] = {
     "qwen3.8-2.4t": lambda mtp: qwen35.catalogue("qwen3.8-2.4t", qwen35.Sizes(), mtp),
     "kimi-k3": lambda _: kimi.catalogue("kimi-k3", kimi.Sizes()),
     "tiny": lambda mtp: deepseek.catalogue("tiny", _TINY, mtp),
+    "tiny-wide": lambda mtp: deepseek.catalogue("tiny-wide", _WIDE, mtp),
 }
 
 

@@ -65,5 +65,5 @@ PRESETS: dict[str, Preset] = {
     "qwen3.8-2.4t-gb200-2048": Preset("qwen3.8-2.4t", _wide(_QWEN38), _QWEN38_ENGINE, 32, GB200),
     "kimi-k3-gb200-2048": Preset("kimi-k3", _wide(_K3), _K3_ENGINE, 32, GB200),
     "qwen3-32b-h100": Preset("qwen3-32b", Parallel(tp=4, pp=4, dp=2), vllm(tp=4), 8, H100),
-    "tiny": Preset("tiny", Parallel(tp=2, pp=2, ep=2, dp=1, etp=1), vllm(tp=2), 2, Hosts(2, 2), vocab_multiple=32),
+    "tiny": Preset("tiny-wide", Parallel(tp=2, pp=2, ep=2, dp=1, etp=1), vllm(tp=2), 2, Hosts(2, 2), vocab_multiple=32),
 }
