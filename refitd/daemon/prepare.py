@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from refitd.daemon.rank import LocalRank
+from refitd.daemon.rank import NO_PUBLICATION, LocalRank
 from refitd.epoch.records import PubId
 from refitd.epoch.release import published
 from refitd.plan import Held
@@ -75,6 +75,10 @@ class Preparer:
         if rank.receiving is None:
             self._offer_ticket(rank, publication)
             return False
+        if self._left_behind(rank, publication):
+            rank.receiving, rank.told = None, None
+            rank.session.event("failed", reason="the replica's lead has that commit already: take its next ticket")
+            return False
         if rank.lent_for is None:
             rank.fill(publication)
             self._driver.held.pop(rank.key, None)
@@ -82,6 +86,21 @@ class Preparer:
             rank.relending = True
             rank.session.event("relend", reason="the publication was abandoned for a newer one")
         return rank.lent_for == publication and not rank.relending
+
+    def _left_behind(self, rank: LocalRank, publication: PubId) -> bool:
+        """Whether the rank missed a commit that its lead heard, and the lane goes for a newer publication.
+
+        The lead is not in that receive any more, and cannot call the next one while this rank is.
+        """
+        driver, asked = self._driver, rank.receiving
+        lane = driver.lane
+        if lane is None or asked is None or lane.lead.key == rank.key:
+            return False
+        before = PubId(asked.generation, asked.revision)
+        ack = driver.context.agreement.view.ack(driver.replica, lane.lead.node)
+        lead = driver.context.ranks.get(lane.lead.key)
+        served = lead.served if lead else PubId(*ack.served) if ack else NO_PUBLICATION
+        return before < publication and before <= served
 
     def _offer_ticket(self, rank: LocalRank, publication: PubId) -> None:
         """The lead hears of the refit; the engine calls receive on every worker at its next step boundary."""

@@ -59,6 +59,10 @@ class Replica:
         self.waiting.discard(engine)
         self.torn = self.torn or not done
 
+    def lead_is_done(self) -> bool:
+        """Whether rank 0 has left the present order."""
+        return self.ranks[0].process.dead or self.ranks[0] not in self.waiting
+
     @property
     def idle(self) -> bool:
         """Between two orders."""
@@ -129,7 +133,7 @@ class SimEngine(SimClient):
 
     async def _obey(self, ticket: Ticket) -> bool:
         """Carry a ticket out; whether this rank could."""
-        for _try in range(20):
+        while True:
             try:
                 if ticket.kind == "receive":
                     await self._receive(ticket)
@@ -139,10 +143,11 @@ class SimEngine(SimClient):
             except ReceiveFailed as error:
                 self.world.say("receive_failed", rank=self.key, reason=str(error))
                 await asyncio.sleep(self.world.rng.uniform(0.05, 0.5))
+                if self.of.lead_is_done():  # nobody waits for us in this receive: the lead takes the next ticket
+                    return False
             except RefitdError as error:
                 self.world.say("ticket_refused", rank=self.key, reason=str(error))
                 return False
-        return False
 
     # Tickets.
 

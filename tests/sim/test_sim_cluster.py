@@ -40,3 +40,32 @@ def test_a_seed_repeats_itself() -> None:
         run(world, one_death)
         digests.append(world.digest)
     assert digests[0] == digests[1] != digests[2]
+
+
+async def missed_commit(scenario: Scenario) -> float:
+    """The daemon of rank 1 stops as the commit is written: rank 0 has heard it, and newer publications come."""
+    world = scenario.world
+    world.train_seconds = 0.5
+    scenario.build(4, 1, [(2, IN_PLACE)])
+    replica = world.replicas["r0"]
+    replica.machines = [world.machine("n1"), world.machine("n2")]
+    scenario.start()
+    supervisor = asyncio.ensure_future(scenario.supervise())
+    await scenario.assert_i7_converges("at the start")
+    commits = world.oracle.commits
+    daemon = world.machine("n2").daemon
+    assert daemon is not None
+    world.etcd.on_change.append(lambda *_: daemon.process.pause() if world.oracle.commits == commits + 1 else None)
+    await asyncio.sleep(16.0)
+    lead, other = (replica.ranks[rank] for rank in range(2))
+    assert (lead.page.dirty, other.page.dirty) == (0, 1)
+    world.etcd.on_change.pop()
+    daemon.process.resume()
+    took = await scenario.assert_i7_converges("after the daemon woke")
+    supervisor.cancel()
+    return took
+
+
+def test_a_rank_that_missed_its_commit_takes_the_next_ticket() -> None:
+    """Its lead cannot order a receive while it is in the last one: it is told that it has failed."""
+    assert run(World(1), missed_commit) < 30.0

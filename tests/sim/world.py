@@ -165,7 +165,7 @@ class World:
         self._weights = 0
         self._plants = plants or {}
         self._hash = hashlib.blake2b(digest_size=16)
-        self.tail: deque[tuple[float, str, dict[str, Any]]] = deque(maxlen=2000)
+        self.tail: deque[tuple[float, str, dict[str, Any]]] = deque(maxlen=20000)
         self.violations: list[str] = []
         self.counts: Counter[str] = Counter()
         self.seconds: dict[str, float] = {}
