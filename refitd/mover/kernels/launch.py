@@ -5,7 +5,6 @@ Memory is named by addresses: the caller keeps it alive, and mapped, until the w
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -74,11 +73,10 @@ def prepare(table: Table, device: Any, backend: str | None = None) -> Launch:
 
 
 def best_backend(device: Any) -> str:
-    """``triton`` where it is installed and ``device`` is a CUDA device, or its interpreter is asked for."""
+    """``triton`` for a CUDA device where it is installed, else ``torch``."""
     import torch
 
-    usable = torch.device(device).type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
-    return "triton" if usable and find_spec("triton") is not None else "torch"
+    return "triton" if torch.device(device).type == "cuda" and find_spec("triton") is not None else "torch"
 
 
 @cache
