@@ -61,17 +61,22 @@ def batch(options: argparse.Namespace) -> int:
     counts: Counter[str] = Counter()
     failed: list[Result] = []
     slowest, runs, events, digests = 0.0, 0, 0, hashlib.blake2b(digest_size=16)
-    for result in play_all(parse(options.seeds), options.workers):
-        runs, events = runs + 1, events + result.events
-        digests.update(result.digest.encode())
-        hits.update(result.hits)
-        counts.update(result.counts)
-        slowest = max(slowest, result.recovery)
-        if result.failure:
-            failed.append(result)
-            print(f"FAILED {result.failure}\n  repeat: make sim SEEDS={result.seed}", flush=True)
-            if options.story:
-                print(result.story)
+    try:
+        for result in play_all(parse(options.seeds), options.workers):
+            runs, events = runs + 1, events + result.events
+            digests.update(result.digest.encode())
+            hits.update(result.hits)
+            counts.update(result.counts)
+            slowest = max(slowest, result.recovery)
+            if result.failure:
+                failed.append(result)
+                print(f"FAILED {result.failure}\n  repeat: make sim SEEDS={result.seed}", flush=True)
+                if options.story:
+                    print(result.story)
+            if runs % 50 == 0:
+                print(f"{runs} seeds, {len(failed)} failed", file=sys.stderr, flush=True)
+    except KeyboardInterrupt:
+        print("stopped; so far:", file=sys.stderr)
     print(table(hits))
     shown = ("commits", "turns", "switches", "answers", "offers RELEASED", "offers SKIPPED")
     totals = {
