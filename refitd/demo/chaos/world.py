@@ -84,6 +84,8 @@ class World:
 
         Everything that they say of it is written down meanwhile.
         """
+        if self._by_hand:
+            await self._by_hand
         while not (mine := [trainer for trainer in self.scene.trainers if self._free(trainer)]):
             await asyncio.sleep(0.01)
         self._by_hand = asyncio.create_task(self._one(mine))
