@@ -28,7 +28,7 @@ def test_three_nodes_one_death() -> None:
     """The replica whose rank died comes back and has the newest publication; nothing that it served was a mix."""
     world = World(1)
     assert run(world, one_death) < 10.0
-    assert world.counts["answers"] > 100
+    assert world.counts["answers"] > 30
     assert world.oracle.commits > 3
 
 
