@@ -34,6 +34,8 @@ check: $(VENV)/.installed system
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 	$(PY) dashboards/build.py --check
+	promtool check rules dashboards/rules/refitd.yml
+	promtool test rules dashboards/rules/refitd.test.yml
 	.ci/check-unit systemd/*.service
 
 bench: $(VENV)/.installed

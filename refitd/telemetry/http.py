@@ -1,38 +1,58 @@
-"""``/metrics`` and ``/healthz`` over HTTP, in threads of their own."""
+"""The daemon's HTTP port, in threads of its own: /metrics, /healthz, /readyz, and a page for people at /."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
 import socketserver
+import sys
 import threading
-from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import choose_encoder
 
 from refitd.errors import ConfigError
+from refitd.telemetry.facts import Verdict
+from refitd.telemetry.routes import Health, Picture, Ready, Routes
 
-Health = Callable[[], str]
 _SLOW = 5.0  # seconds that a client may take over its request
+_HEADERS = (
+    ("Cache-Control", "no-store"),
+    ("X-Content-Type-Options", "nosniff"),
+    ("Referrer-Policy", "no-referrer"),
+    # The page brings its style and nothing else: no script, no picture, no frame around it.
+    ("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"),
+)
 
 
 def _well() -> str:
     return ""
 
 
+def _unknown(job: str, replica: str, max_lag: int | None) -> Verdict:
+    del job, replica, max_lag
+    return Verdict(False, "this daemon does not say")
+
+
 class MetricsServer:
-    """Serves a registry on ``host:port`` from construction to close().
+    """Serves a registry, and what `Routes` says, on ``host:port`` from construction to close().
 
     ``health`` returns what is wrong, or ``""``: /healthz answers 200 or 503 with that text. Port 0 takes a free one.
     Raises ConfigError naming metrics.listen when the address cannot be had.
     """
 
-    def __init__(self, host: str, port: int, registry: CollectorRegistry, health: Health = _well) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        registry: CollectorRegistry,
+        health: Health = _well,
+        ready: Ready = _unknown,
+        picture: Picture = dict,
+    ) -> None:
         try:
-            self._server = _Server(host, port, registry, health)
+            self._server = _Server(host, port, Routes(registry, health, ready, picture))
         except (OSError, OverflowError) as error:
             raise ConfigError("metrics.listen", "an address that is free", f"{host}:{port} ({error})") from error
         self._thread = threading.Thread(
@@ -64,9 +84,9 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = False  # so that server_close() waits for them
     allow_reuse_address = True
 
-    def __init__(self, host: str, port: int, registry: CollectorRegistry, health: Health) -> None:
+    def __init__(self, host: str, port: int, routes: Routes) -> None:
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self.registry, self.health = registry, health
+        self.routes = routes
         self._lock = threading.Lock()
         self._clients: set[socket.socket] = set()
         super().__init__((host, port), _Handler)
@@ -86,6 +106,11 @@ class _Server(ThreadingHTTPServer):
             self._clients.discard(request)
         super().shutdown_request(request)
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that hung up in the middle of its answer is its own affair; anything else is a bug, said aloud."""
+        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)
+
     def hang_up(self) -> None:
         """End connections whose clients say nothing; their threads would stay until the timeout."""
         with self._lock:
@@ -99,25 +124,25 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = _SLOW
 
     def do_GET(self) -> None:
-        """Answer one of the three pages."""
-        path = self.path.partition("?")[0]
-        if path == "/metrics":
-            encode, kind = choose_encoder(self.headers.get("Accept", ""))
-            self._answer(200, kind, encode(self.server.registry))
-        elif path == "/healthz":
-            problem = self.server.health()
-            self._answer(503 if problem else 200, "text/plain; charset=utf-8", (problem or "ok").encode() + b"\n")
-        elif path == "/":
-            self._answer(200, "text/plain; charset=utf-8", b"refitd: /metrics /healthz\n")
-        else:
-            self._answer(404, "text/plain; charset=utf-8", b"not found\n")
+        """Answer with a page and its body."""
+        self._answer(body=True)
+
+    def do_HEAD(self) -> None:
+        """Answer with a page's headers."""
+        self._answer(body=False)
+
+    def version_string(self) -> str:
+        """Who answers; which Python, and which version of it, is nobody's affair."""
+        return "refitd"
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name that http.server uses
         """Scrapes are not logged."""
 
-    def _answer(self, status: int, kind: str, body: bytes) -> None:
+    def _answer(self, body: bool) -> None:
+        status, kind, content = self.server.routes.answer(self.path, self.headers.get("Accept", ""))
         self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
+        for name, value in (("Content-Type", kind), ("Content-Length", str(len(content))), *_HEADERS):
+            self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(body)
+        if body:
+            self.wfile.write(content)

@@ -1,15 +1,16 @@
-"""What a daemon counts, in a registry of its own. The number of series is fixed, but for two per live replica.
+"""What a daemon counts, in a registry of its own. The number of series is fixed by the lists below.
 
-No label ever carries a version, a step, a parameter or a peer. Label values that are in none of the lists below are
-counted as ``other``. All methods may be called from any thread and cost about a microsecond.
+No label ever carries a version, a step, a parameter, a peer or an error's text. Label values that are in none of the
+lists are counted as ``other``. All methods may be called from any thread and cost about a microsecond. What others own,
+and what comes and goes, is asked at each scrape: see `refitd.telemetry.collector`.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import TypeVar
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple, TypeVar
 
 from prometheus_client import (
     CollectorRegistry,
@@ -21,14 +22,19 @@ from prometheus_client import (
     ProcessCollector,
     disable_created_metrics,
 )
-from prometheus_client.metrics_core import GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 from refitd.failpoints import PHASES
+from refitd.telemetry.collector import FactsCollector
+from refitd.telemetry.facts import NodeFacts, ReplicaFacts
+from refitd.telemetry.history import History, Refit
+from refitd.telemetry.pulse import Pulse
 
 OUTCOMES = ("ok", "failed", "superseded", "skipped")
-LINKS = ("network", "peer", "local")
+LINKS = ("network", "fabric", "peer", "local")
+GPUS = (*map(str, range(16)), "other")
 CAUSES = ("join", "leave", "death", "failure", "generation", "other")
+METHODS = ("init", "shrink", "grow", "reconnect", "other")
+PLANS = ("whole", "remainder")
 CODES = (
     "protocol",
     "refused",
@@ -46,56 +52,113 @@ BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  
 V = TypeVar("V")
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaState:
-    """What a replica of this node serves: the training ``step`` and the ``revision`` of its publication."""
+class ReplicaState(NamedTuple):
+    """What a replica serves, for a daemon that does not `Metrics.watch` its facts."""
 
     replica: str
     step: int
     revision: int
 
 
-Replicas = Callable[[], Iterable[ReplicaState]]
-
-
 class Metrics:
-    """The metrics of one daemon. ``replicas`` is asked at each scrape, so that series vanish with their replica."""
+    """The metrics of one daemon, the history of its refits, and the pulse of its loops."""
 
-    def __init__(self, replicas: Replicas = tuple, process: bool = True) -> None:
+    def __init__(self, replicas: Callable[[], Iterable[ReplicaState]] | None = None, process: bool = True) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
+        self.history = History()
+        self.pulse = Pulse()
+        self._slots: dict[str, str] = {}
+        self._lock = threading.Lock()
         self._refits(self.registry)
+        self._traffic(self.registry)
+        self._lanes(self.registry)
         self._hook_and_store(self.registry)
-        self.registry.register(_ReplicaCollector(replicas))
+        if replicas:
+            self.watch(lambda: NodeFacts(replicas=tuple(ReplicaFacts("", *state, None, True) for state in replicas())))
         if process:
             ProcessCollector(registry=self.registry)
             PlatformCollector(registry=self.registry)
             GCCollector(registry=self.registry)
 
-    def phase(self, phase: str, seconds: float, outcome: str = "ok") -> None:
+    def watch(self, facts: Callable[[], NodeFacts]) -> None:
+        """Ask ``facts`` at each scrape. It may raise TimeoutError: that scrape says that the loop does not answer."""
+        self.registry.register(FactsCollector(facts))
+
+    # Refits.
+
+    def phase(self, phase: str, seconds: float, outcome: str = "ok", of: Refit | None = None) -> None:
         """A refit has spent ``seconds`` in ``phase``, one of the six. Raises KeyError for a phase that is none."""
         self._durations[phase, outcome if outcome in OUTCOMES else "failed"].observe(seconds)
+        if of:
+            self.history.phase(of, phase, seconds)
 
-    def refit(self, outcome: str) -> None:
-        """A replica's refit ended: ``ok``, ``failed``, ``superseded`` or ``skipped``."""
+    def refit(self, outcome: str, of: Refit | None = None, why: str = "") -> None:
+        """A replica's refit ended: ``ok``, ``failed`` (it is tried again), ``superseded`` or ``skipped``."""
         self._outcomes[outcome if outcome in OUTCOMES else "failed"].inc()
+        if of and outcome == "failed":
+            self.history.failed(of, why)
+        elif of:
+            self.history.ended(of, outcome, why)
 
-    def transferred(self, link: str, rx: int = 0, tx: int = 0) -> None:
-        """Payload bytes moved over ``network``, ``peer`` or ``local``. Raises KeyError for another link."""
-        self._bytes[link, "rx"].inc(rx)
-        self._bytes[link, "tx"].inc(tx)
+    def attempt(self, plan: str) -> None:
+        """An attempt began, of the ``whole`` plan or of the ``remainder`` of one."""
+        self._attempts[plan].inc()
+
+    def planned(self, plan: str, seconds: float) -> None:
+        """A plan, ``whole`` or ``remainder``, was made in ``seconds``."""
+        self._planning[plan].observe(seconds)
+
+    # Bytes.
+
+    def rank_came(self, rank: str, gpu: int | None = None) -> None:
+        """A rank is registered. Its bytes count under its GPU's number, or under the lowest number that is free."""
+        with self._lock:
+            free = (number for number in GPUS if number not in self._slots.values())
+            label = next(free, "other") if gpu is None else str(gpu)
+            self._slots[rank] = label if label in GPUS else "other"
+        for link in LINKS:
+            self.transferred(link, rank=rank)  # so that rate() sees its first bytes
+
+    def rank_gone(self, rank: str) -> None:
+        """A rank is not registered any more; its number is free."""
+        with self._lock:
+            self._slots.pop(rank, None)
+
+    def transferred(self, link: str, rx: int = 0, tx: int = 0, rank: str = "", of: Refit | None = None) -> None:
+        """Payload bytes that a rank moved over one of LINKS. Raises KeyError for another link."""
+        gpu = self._slots.get(rank, "other")
+        if link not in LINKS:
+            raise KeyError(link)
+        self._bytes.labels(gpu, link, "rx").inc(rx)
+        self._bytes.labels(gpu, link, "tx").inc(tx)
+        if of and rx:
+            self.history.moved(of, link, rx)
+
+    def achieved(self, seconds: float, moved: Mapping[str, int]) -> None:
+        """A transfer brought in ``moved`` bytes, by link, in ``seconds``."""
+        for link, nbytes in moved.items():
+            if seconds > 0 and nbytes:
+                self._achieved[link].set(nbytes / seconds)
+
+    # Lanes and movers.
 
     def lane_turned(self, cause: str) -> None:
         """A lane got new members or sources because of one of CAUSES."""
         _pick(self._turns, cause).inc()
 
+    def repaired(self, method: str, seconds: float) -> None:
+        """A lane's communicator was made again, after ``seconds``, by one of METHODS (TCP can only reconnect)."""
+        _pick(self._repairs, method).observe(seconds)
+
     def mover_restarted(self) -> None:
         """A mover was killed, or died, and was started anew."""
         self._restarts.inc()
 
+    # Hook, store, loops.
+
     def hook_connections(self, number: int) -> None:
-        """How many clients are connected now."""
-        self._connections.set(number)
+        """How many clients are connected now; the collector tells their sides."""
 
     def hook_error(self, code: str) -> None:
         """A client got an error answer."""
@@ -106,8 +169,21 @@ class Metrics:
         self._store_up.set(up)
 
     def leader(self, is_leader: bool) -> None:
-        """Whether this node leads the job."""
-        self._leader.set(is_leader)
+        """Whether this node leads a job; the collector tells which."""
+
+    def reloaded(self, good: bool) -> None:
+        """The configuration was read again, and was good or not."""
+        self._reload.set(good)
+
+    def beat(self, loop: str) -> None:
+        """A loop of the daemon begins another pass."""
+        self.pulse.beat(loop)
+
+    def over(self, loop: str) -> None:
+        """A loop of the daemon has ended."""
+        self.pulse.end(loop)
+
+    # What there is.
 
     def _refits(self, registry: CollectorRegistry) -> None:
         durations = Histogram(
@@ -120,41 +196,57 @@ class Metrics:
         self._durations = {(p, o): durations.labels(p, o) for p in PHASES for o in OUTCOMES}
         refits = Counter("refitd_refits_total", "Refits of replicas that ended.", ("outcome",), registry=registry)
         self._outcomes = {o: refits.labels(o) for o in OUTCOMES}
-        moved = Counter(
-            "refitd_transfer_bytes_total", "Payload bytes of weights moved.", ("link", "direction"), registry=registry
+        attempts = Counter("refitd_attempts_total", "Executions of a plan that began.", ("plan",), registry=registry)
+        self._attempts = {p: attempts.labels(p) for p in PLANS}
+        planning = Histogram(
+            "refitd_plan_duration_seconds", "Time to make a plan.", ("plan",), registry=registry, buckets=BUCKETS
         )
-        self._bytes = {(link, d): moved.labels(link, d) for link in LINKS for d in ("rx", "tx")}
+        self._planning = {p: planning.labels(p) for p in PLANS}
+
+    def _traffic(self, registry: CollectorRegistry) -> None:
+        self._bytes = Counter(
+            "refitd_transfer_bytes_total",
+            "Payload bytes of weights moved.",
+            ("gpu", "link", "direction"),
+            registry=registry,
+        )
+        achieved = Gauge(
+            "refitd_achieved_bandwidth_bytes_per_second",
+            "What the last transfer of a lane brought in, over the time that it took.",
+            ("link",),
+            registry=registry,
+        )
+        self._achieved = {link: achieved.labels(link) for link in LINKS}
+
+    def _lanes(self, registry: CollectorRegistry) -> None:
         turns = Counter(
             "refitd_lane_turns_total", "Changes of a lane's members or sources.", ("cause",), registry=registry
         )
         self._turns = {c: turns.labels(c) for c in CAUSES}
+        repairs = Histogram(
+            "refitd_communicator_repair_duration_seconds",
+            "Time from a lane's turn until its communicator works again.",
+            ("method",),
+            registry=registry,
+            buckets=BUCKETS,
+        )
+        self._repairs = {m: repairs.labels(m) for m in METHODS}
         self._restarts = Counter("refitd_mover_restarts_total", "Movers started anew after a death.", registry=registry)
 
     def _hook_and_store(self, registry: CollectorRegistry) -> None:
-        self._connections = Gauge("refitd_hook_connections", "Clients connected to the hook.", registry=registry)
         errors = Counter(
             "refitd_hook_errors_total", "Error answers to clients of the hook.", ("code",), registry=registry
         )
         self._errors = {c: errors.labels(c) for c in CODES}
         self._store_up = Gauge("refitd_store_up", "Whether the store answered the last call.", registry=registry)
-        self._leader = Gauge("refitd_is_leader", "Whether this node leads the job.", registry=registry)
+        self._reload = Gauge(
+            "refitd_config_last_reload_successful",
+            "Whether the configuration was good when it was last read.",
+            registry=registry,
+        )
+        self._reload.set(1)
         info = Gauge("refitd_build_info", "The running build; always 1.", ("version",), registry=registry)
         info.labels(_version()).set(1)
-
-
-class _ReplicaCollector(Collector):
-    def __init__(self, replicas: Replicas) -> None:
-        self._replicas = replicas
-
-    def collect(self) -> Iterator[Metric]:
-        step = GaugeMetricFamily("refitd_replica_step", "Training step that a replica serves.", labels=("replica",))
-        revision = GaugeMetricFamily(
-            "refitd_replica_revision", "Revision of the publication that a replica serves.", labels=("replica",)
-        )
-        for state in self._replicas():
-            step.add_metric((state.replica,), state.step)
-            revision.add_metric((state.replica,), state.revision)
-        yield from (step, revision)
 
 
 def _pick(children: Mapping[str, V], label: str) -> V:

@@ -1,4 +1,4 @@
-"""The board and the unit fit the program."""
+"""The boards and the rules fit the program."""
 
 from __future__ import annotations
 
@@ -12,97 +12,138 @@ from typing import Any
 
 import pytest
 
-from refitd import config
-from refitd.telemetry.metrics import Metrics, ReplicaState
+from refitd.telemetry.scrape import busy_node
 
 ROOT = pathlib.Path(__file__).parents[2]
-BOARD = ROOT / "dashboards" / "refit.json"
-UNIT = ROOT / "systemd" / "refitd.service"
+FOLDER = ROOT / "dashboards"
+BOARDS = ["fleet.json", "node.json"]
+RULES, RULE_TESTS = FOLDER / "rules" / "refitd.yml", FOLDER / "rules" / "refitd.test.yml"
+OTHERS = {"up", "ALERTS"}  # Prometheus' own
 
 
-def panels() -> list[dict[str, Any]]:
-    return [panel for panel in json.loads(BOARD.read_text())["panels"] if panel["type"] != "row"]
+def panels(name: str) -> list[dict[str, Any]]:
+    return [panel for panel in json.loads((FOLDER / name).read_text())["panels"] if panel["type"] != "row"]
 
 
-def exprs() -> list[str]:
-    return [target["expr"] for panel in panels() for target in panel["targets"]]
+def exprs(name: str) -> list[str]:
+    return [target["expr"] for panel in panels(name) for target in panel["targets"]]
 
 
-def test_the_board_is_what_the_builder_makes() -> None:
+def rule_exprs() -> list[str]:
+    """Every expression of the rules: what stands behind ``expr:``, on that line or indented below it."""
+    found = re.findall(r"^ {8}expr: (?:\|\n((?: {10}.*\n)+)|(.*)\n)", RULES.read_text(), re.MULTILINE)
+    return [block or line for block, line in found]
+
+
+def records() -> list[str]:
+    return re.findall(r"record: (\S+)", RULES.read_text())
+
+
+def alerts() -> list[str]:
+    return re.findall(r"alert: (\w+)", RULES.read_text())
+
+
+def samples() -> dict[str, set[str]]:
+    """Names of all samples that a busy daemon exports, with their labels."""
+    found = {s.name: set(s.labels) for family in busy_node().registry.collect() for s in family.samples}
+    return {name: labels | {"instance"} for name, labels in found.items()}
+
+
+def test_the_boards_are_what_the_builder_makes() -> None:
     """The committed JSON is up to date, and --check says so."""
-    result = subprocess.run([sys.executable, str(ROOT / "dashboards" / "build.py"), "--check"], capture_output=True)
+    result = subprocess.run([sys.executable, str(FOLDER / "build.py"), "--check"], capture_output=True)
     assert (result.returncode, result.stderr) == (0, b"")
 
 
-def test_a_stale_board_is_noticed(tmp_path: pathlib.Path) -> None:
-    """--check fails when the JSON differs."""
-    shutil.copy(ROOT / "dashboards" / "build.py", tmp_path)
-    (tmp_path / "refit.json").write_text(BOARD.read_text().replace("Lane turns", "Turns"))
-    result = subprocess.run([sys.executable, str(tmp_path / "build.py"), "--check"], capture_output=True)
-    assert (result.returncode, result.stderr) == (1, b"refit.json is stale: run python dashboards/build.py\n")
+@pytest.mark.parametrize("board", BOARDS)
+def test_a_stale_board_is_noticed(tmp_path: pathlib.Path, board: str) -> None:
+    """--check fails when a committed file differs or is not there, and names it."""
+    for file in (*FOLDER.glob("*.py"), *FOLDER.glob("*.json")):
+        shutil.copy(file, tmp_path)
+    command = [sys.executable, str(tmp_path / "build.py"), "--check"]
+    (tmp_path / board).write_text((tmp_path / board).read_text().replace("Lane turns", "Turns"))
+    expected = (1, f"{board} is stale: run python dashboards/build.py\n".encode())
+    result = subprocess.run(command, capture_output=True)
+    assert (result.returncode, result.stderr) == expected
+    (tmp_path / board).unlink()
+    result = subprocess.run(command, capture_output=True)
+    assert (result.returncode, result.stderr) == expected
 
 
-def test_every_panel_is_complete() -> None:
+@pytest.mark.parametrize("board", BOARDS)
+def test_every_panel_is_complete(board: str) -> None:
     """At most 12 panels; each has a unit, a description, the data source variable and a place of its own."""
-    found = panels()
+    found = panels(board)
     assert 1 <= len(found) <= 12
     for panel in found:
         assert panel["fieldConfig"]["defaults"]["unit"]
         assert panel["description"].endswith(".")
         assert panel["datasource"]["uid"] == "${datasource}"
         assert {target["datasource"]["uid"] for target in panel["targets"]} == {"${datasource}"}
-    everything = json.loads(BOARD.read_text())["panels"]
+    everything = json.loads((FOLDER / board).read_text())["panels"]
     assert [panel["id"] for panel in everything] == list(range(1, len(everything) + 1))
     cells = [(x, y) for p in everything for x in _span(p, "x", "w") for y in _span(p, "y", "h")]
     assert len(cells) == len(set(cells))
 
 
-def test_every_metric_on_the_board_exists() -> None:
-    """Each name in a query is a sample that the daemon exports, with the labels that it is grouped by."""
-    metrics = Metrics(lambda: [ReplicaState("r0", 1, 2)])
-    samples = {s.name: set(s.labels) for family in metrics.registry.collect() for s in family.samples}
-    for expr in exprs():
-        names = re.findall(r"\brefitd_\w+", expr)
-        assert names
-        assert set(names) <= set(samples)
-        for group in re.findall(r"by \(([^)]*)\)", expr):
-            assert set(group.split(", ")) <= samples[names[0]] | {"instance"}
+def test_the_boards_have_names_of_their_own() -> None:
+    """Fixed and different uids, so that a board that is imported again replaces the old one."""
+    uids = [json.loads((FOLDER / board).read_text())["uid"] for board in BOARDS]
+    assert uids == ["refitd-fleet", "refitd-node"]
 
 
-def test_every_query_is_promql(tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize("source", [*BOARDS, "rules"])
+def test_every_metric_that_is_asked_for_exists(source: str) -> None:
+    """Each name in a query is a sample that a daemon exports, or a record; aggregations name labels that are there."""
+    have = samples()
+    for expr in rule_exprs() if source == "rules" else exprs(source):
+        names = re.findall(r"(?<![\w{=\"])(?:[a-z_]+:)?(?:refitd_\w+|up|ALERTS)(?::\w+)?\b(?=[{\s)>=\[,]|$)", expr)
+        assert names, expr
+        for name in names:
+            assert name in have or name in records() or name in OTHERS, (name, expr)
+        labels = {label for group in re.findall(r"(?:by|without|on) \(([^)]*)\)", expr) for label in group.split(", ")}
+        assert labels <= set().union(*have.values()), expr
+
+
+@pytest.mark.parametrize("board", BOARDS)
+def test_every_query_is_promql(tmp_path: pathlib.Path, board: str) -> None:
     """promtool parses each query once Grafana's variables are filled in."""
-    if shutil.which("promtool") is None:
-        pytest.fail("no promtool on PATH: apt-get install prometheus")
-    filled = [expr.replace("$__rate_interval", "1m").replace("$instance", ".*") for expr in exprs()]
+    filled = [
+        expr.replace("$__rate_interval", "1m").replace("$instance", ".*").replace("$refit_job", ".*")
+        for expr in exprs(board)
+    ]
     rules = [{"record": f"board:query:n{number}", "expr": expr} for number, expr in enumerate(filled)]
     file = tmp_path / "rules.json"
     file.write_text(json.dumps({"groups": [{"name": "board", "rules": rules}]}))
-    result = subprocess.run(["promtool", "check", "rules", str(file)], capture_output=True, text=True, timeout=20)
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert f"SUCCESS: {len(filled)} rules found" in result.stdout
+    assert f"SUCCESS: {len(filled)} rules found" in promtool("check", "rules", str(file))
 
 
-def test_the_unit_is_clean() -> None:
-    """systemd finds nothing to say about the unit: it warns about unknown keys without failing."""
-    command = [_systemd_analyze(), "verify", "--man=no", str(UNIT)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=30)
-    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+def test_the_rules_are_good() -> None:
+    """promtool has nothing to say about the rules."""
+    assert f"SUCCESS: {len(records()) + len(alerts())} rules found" in promtool("check", "rules", str(RULES))
 
 
-def test_the_unit_is_confined() -> None:
-    """systemd rates the unit's exposure at 2.0 or less."""
-    command = [_systemd_analyze(), "security", "--offline=true", "--threshold=20", "--no-pager", str(UNIT)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=30)
-    assert result.returncode == 0, result.stdout[-200:]
+def test_each_alert_fires_in_its_fault_and_not_in_health() -> None:
+    """The unit tests of the rules pass; they ask for each alert three times in health, and once in its fault."""
+    assert promtool("test", "rules", str(RULE_TESTS)) == "Unit Testing:  " + str(RULE_TESTS) + "\n  SUCCESS\n\n"
+    tested = RULE_TESTS.read_text()
+    for alert in alerts():
+        assert len(re.findall(rf"alertname: {alert}, .*exp_alerts: \[\]", tested)) == 3
+        assert len(re.findall(rf"- alertname: {alert}\n +eval_time: \w+\n +exp_alerts:\n +- exp_labels:", tested)) == 1
 
 
-def test_the_example_configuration_loads() -> None:
-    """The example beside the unit is a valid configuration, with the paths that the unit makes."""
-    loaded = config.load(ROOT / "systemd" / "refitd.toml", {}, {"node.name": "n0"})
-    assert loaded.hook.socket == "/run/refitd/hook.sock"
-    credentials = re.findall(r"^LoadCredential=([\w-]+):", UNIT.read_text(), re.MULTILINE)
-    folder = "/run/credentials/refitd.service/"
-    assert [loaded.store.password_file, loaded.data.secret_file] == [folder + name for name in credentials]
+def test_every_alert_says_what_to_do() -> None:
+    """A name with the product, a severity, a fixed summary, and a runbook that is there."""
+    text = RULES.read_text()
+    anchors = {f"docs/dashboards.md#{title.lower()}" for title in _titles()}
+    assert all(alert.startswith("Refitd") for alert in alerts())
+    assert set(re.findall(r"severity: (\w+)", text)) == {"warning", "critical"}
+    assert [url in anchors for url in re.findall(r"runbook_url: (\S+)", text)] == [True] * len(alerts())
+    assert len(re.findall(r"summary: [^{}]*\.\n", text)) == len(alerts())
+
+
+def _titles() -> list[str]:
+    return re.findall(r"^#+ (.*)$", (ROOT / "docs" / "dashboards.md").read_text(), re.MULTILINE)
 
 
 def _span(panel: dict[str, Any], start: str, length: str) -> range:
@@ -110,8 +151,11 @@ def _span(panel: dict[str, Any], start: str, length: str) -> range:
     return range(place[start], place[start] + place[length])
 
 
-def _systemd_analyze() -> str:
-    program = shutil.which("systemd-analyze")
+def promtool(*arguments: str) -> str:
+    """What promtool says; a fault is a failure."""
+    program = shutil.which("promtool")
     if program is None:
-        pytest.fail("no systemd-analyze on PATH: apt-get install systemd")
-    return program
+        pytest.fail("no promtool on PATH: apt-get install prometheus")
+    result = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=60)
+    assert (result.returncode, result.stderr) == (0, ""), result.stdout + result.stderr
+    return result.stdout

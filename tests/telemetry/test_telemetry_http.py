@@ -1,28 +1,149 @@
-"""The pages that Prometheus and health checks read."""
+"""The pages that Prometheus, health checks and people read."""
 
 from __future__ import annotations
 
+import http.client
+import json
 import socket
 import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 
+import pictures
 import pytest
 
 from refitd.errors import ConfigError
+from refitd.telemetry.facts import Verdict
 from refitd.telemetry.http import MetricsServer
 from refitd.telemetry.metrics import Metrics
 
 
-def fetch(url: str, accept: str = "") -> tuple[int, str, str]:
-    request = urllib.request.Request(url, headers={"Accept": accept})
+def fetch(url: str, accept: str = "", method: str = "GET") -> tuple[int, str, str]:
+    request = urllib.request.Request(url, headers={"Accept": accept}, method=method)
     try:
         with urllib.request.urlopen(request, timeout=5) as answer:
             return answer.status, answer.headers["Content-Type"], answer.read().decode()
     except urllib.error.HTTPError as error:
         with error:
             return error.code, error.headers["Content-Type"], error.read().decode()
+
+
+class Daemon:
+    """What the routes ask, with what they asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str, int | None]] = []
+        self.stands = False
+
+    def ready(self, job: str, replica: str, max_lag: int | None) -> Verdict:
+        self._turn()
+        self.asked.append((job, replica, max_lag))
+        return Verdict(replica != "r1", "it is 3 publications behind the newest" if replica == "r1" else "it serves")
+
+    def picture(self) -> pictures.Facts:
+        self._turn()
+        return pictures.healthy()
+
+    def _turn(self) -> None:
+        if self.stands:
+            raise TimeoutError("the daemon's loop has not turned for 2 s")
+
+
+@pytest.fixture
+def daemon() -> Daemon:
+    return Daemon()
+
+
+@pytest.fixture
+def server(daemon: Daemon) -> Iterator[MetricsServer]:
+    server = MetricsServer("127.0.0.1", 0, Metrics(process=False).registry, ready=daemon.ready, picture=daemon.picture)
+    yield server
+    server.close()
+
+
+def test_a_replica_that_is_new_enough_is_ready(server: MetricsServer, daemon: Daemon) -> None:
+    """/readyz judges one replica, a job, or the node; 200 or 503, with the reason."""
+    status, kind, body = fetch(server.url + "/readyz?job=grpo&replica=r0&max_lag=2")
+    assert (status, kind, json.loads(body)) == (200, "application/json", {"ready": True, "reason": "it serves"})
+    status, _, body = fetch(server.url + "/readyz?job=grpo&replica=r1")
+    assert (status, json.loads(body)["reason"]) == (503, "it is 3 publications behind the newest")
+    assert fetch(server.url + "/readyz?max_lag=0&job=grpo")[0] == 200
+    assert fetch(server.url + "/readyz")[0] == 200
+    assert daemon.asked == [("grpo", "r0", 2), ("grpo", "r1", None), ("grpo", "", 0), ("", "", None)]
+
+
+@pytest.mark.parametrize(
+    ("target", "field", "expected", "got"),
+    [
+        ("/readyz?max_lag=-1", "max_lag", "a whole number from 0 to 1000000", "'-1'"),
+        ("/readyz?max_lag=1.5", "max_lag", "a whole number from 0 to 1000000", "'1.5'"),
+        ("/readyz?max_lag=%D9%A1", "max_lag", "a whole number from 0 to 1000000", "'\u0661'"),
+        ("/readyz?max_lag=99999999999999999999", "max_lag", "a whole number from 0 to 1000000", repr("9" * 20)),
+        ("/readyz?lag=1", "lag", "one of job, replica, max_lag", "an unknown one"),
+        ("/readyz?job=a&job=b", "job", "one value", "another one"),
+        ("/readyz?job=", "job", "one value", "nothing"),
+        ("/readyz?replica=r0", "job", "the job of the replica", "nothing"),
+        ("/readyz?job", "query", "name=value&name=value", "bad query field: 'job'"),
+        ("/readyz?job=%FF", "query", "name=value&name=value", None),
+        ("/metrics?x=1", "x", "no parameters", "an unknown one"),
+        ("/healthz?x=1", "x", "no parameters", "an unknown one"),
+        ("/?x=1", "x", "no parameters", "an unknown one"),
+    ],
+)  # fmt: skip
+def test_wrong_parameters_are_typed(
+    server: MetricsServer, daemon: Daemon, target: str, field: str, expected: str, got: str | None
+) -> None:
+    """A parameter that is wrong is a 400 that names it, what was expected and what came; nothing is judged."""
+    status, kind, body = fetch(server.url + target)
+    error = json.loads(body)["error"]
+    assert (status, kind, error["code"], error["retryable"]) == (400, "application/json", "input", False)
+    assert (error["field"], error["expected"]) == (field, expected)
+    assert got is None or error["got"] == got
+    assert error["message"] == f"{error['field']}: expected {error['expected']}, got {error['got']}"
+    assert daemon.asked == []
+
+
+def test_people_get_a_page(server: MetricsServer) -> None:
+    """/ is HTML about this daemon, which may load and run nothing."""
+    status, kind, body = fetch(server.url + "/")
+    assert (status, kind) == (200, "text/html; charset=utf-8")
+    assert "<title>refitd: c</title>" in body
+    connection = http.client.HTTPConnection(*server.address, timeout=5)
+    connection.request("GET", "/")
+    headers = connection.getresponse().headers
+    connection.close()
+    assert headers["Content-Security-Policy"].startswith("default-src 'none'; style-src 'unsafe-inline'")
+    assert (headers["Cache-Control"], headers["Server"]) == ("no-store", "refitd")
+
+
+def test_a_loop_that_stands_is_no_hang(server: MetricsServer, daemon: Daemon) -> None:
+    """Where the daemon's loop does not answer, its pages are 503 with the reason, and /metrics and /healthz answer."""
+    daemon.stands = True
+    for target in ("/", "/readyz"):
+        assert fetch(server.url + target)[::2] == (503, "the daemon's loop has not turned for 2 s\n")
+    assert fetch(server.url + "/metrics")[0] == 200
+    assert fetch(server.url + "/healthz")[0] == 200
+
+
+def test_only_questions_are_answered(server: MetricsServer) -> None:
+    """HEAD is GET without a body; nothing else is known; what is not there names what is."""
+    assert fetch(server.url + "/healthz", method="HEAD") == (200, "text/plain; charset=utf-8", "")
+    assert fetch(server.url + "/metrics", method="POST")[0] == 501
+    assert fetch(server.url + "/status")[::2] == (404, "not found; there is /metrics /healthz /readyz /\n")
+    assert fetch(server.url + "//etc/passwd")[0] == 404
+    assert fetch(server.url + "/../etc/passwd")[0] == 404
+
+
+def test_a_client_that_hangs_up_is_its_own_affair(server: MetricsServer, capfd: pytest.CaptureFixture[str]) -> None:
+    """Connections that end in the middle of a request leave nothing on stderr, and the next one is served."""
+    for _ in range(3):
+        with socket.create_connection(server.address) as sock:
+            sock.sendall(b"GET /metrics HTTP/1.1\r\nHost:")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+    assert fetch(server.url + "/healthz")[0] == 200
+    assert capfd.readouterr().err == ""
 
 
 def test_metrics_are_served() -> None:
