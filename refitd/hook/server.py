@@ -21,7 +21,7 @@ from refitd.hook.answers import error_answer
 from refitd.hook.messages import PROTO, check
 from refitd.hook.peer import refusal
 from refitd.hook.session import Fds, Session
-from refitd.hook.socket_file import SocketFile
+from refitd.hook.socket_file import PassedSocket, SocketFile
 from refitd.hook.wire import Message
 
 __all__ = ["Answer", "Fds", "Handler", "HookServer", "Session"]
@@ -63,6 +63,7 @@ class HookServer:
         node: str = "",
         server: str = "refitd",
         log: Log | None = None,
+        listener: socket.socket | None = None,
         heartbeat: float = 0.1,
         hello_timeout: float = 5.0,
         stall_timeout: float = 10.0,
@@ -70,12 +71,14 @@ class HookServer:
         """``uids`` and ``gids`` say who is let in (see `refitd.hook.peer.refusal`); both empty: this user and root.
 
         ``heartbeat`` seconds: how often the control pages are stamped. ``log(event, facts)`` hears what went wrong.
+        ``listener``: a socket that the service manager listens on for us at ``path``, and keeps.
         """
         self.path, self.handler, self.node, self.server = path, handler, node, server
         self.log: Log = log or _log_nothing
         self._uids, self._gids, self._own = frozenset(uids), frozenset(gids), frozenset({os.getuid(), 0})
         self._heartbeat, self._hello_timeout, self._stall_timeout = heartbeat, hello_timeout, stall_timeout
-        self._file: SocketFile | None = None
+        self._listener = listener
+        self._file: SocketFile | PassedSocket | None = None
         self._clients: dict[Session, asyncio.Task[None]] = {}
         self._greeted: dict[int, Session] = {}
         self._numbers = 0
@@ -88,7 +91,7 @@ class HookServer:
 
     async def start(self) -> None:
         """Claim the socket file and listen. Raises Refused or ConfigError, both naming ``hook.socket``."""
-        self._file = SocketFile(self.path)
+        self._file = PassedSocket(self.path, self._listener) if self._listener else SocketFile(self.path)
         asyncio.get_running_loop().add_reader(self._file.listener, self._accept)
         self._beating = asyncio.create_task(self._beat_forever())
 

@@ -50,6 +50,21 @@ class SocketFile:
                 os.unlink(self.path)
 
 
+class PassedSocket:
+    """A listening socket that somebody else made and goes on holding; the file in the file system is theirs."""
+
+    def __init__(self, path: str | Path, listener: socket.socket) -> None:
+        """Raises ConfigError where ``listener`` is not a Unix socket that listens at ``path``."""
+        self.path, self.listener = os.path.abspath(path), listener
+        address = listener.getsockname() if listener.family == socket.AF_UNIX else "another family"
+        if address != self.path or not listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            raise ConfigError(FIELD, f"the path of the socket that was passed ({address})", self.path)
+
+    def close(self) -> None:
+        """Stop accepting; whoever connects from now on waits for the next daemon."""
+        self.listener.close()
+
+
 def _inode(path: str) -> tuple[int, int]:
     found = os.lstat(path)
     return found.st_dev, found.st_ino

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Mapping
 
 
@@ -30,6 +31,10 @@ class Notifier:
     def watchdog(self) -> bool:
         """The daemon's loop turns; call it from that loop and nowhere else."""
         return self.watchdog_interval is not None and self._send("WATCHDOG=1")
+
+    def reloading(self) -> bool:
+        """The configuration is being read again; `ready` ends that. The time lets the manager order the two."""
+        return self._send("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
     def stopping(self, status: str = "") -> bool:
         """The daemon shuts down."""
