@@ -10,6 +10,7 @@ import argparse
 import hashlib
 import json
 import os
+import signal
 import sys
 from collections import Counter
 
@@ -57,6 +58,8 @@ def endurance(count: int) -> int:
 
 
 def batch(options: argparse.Namespace) -> int:
+    for number in (signal.SIGINT, signal.SIGTERM):  # either stops it, with what it has
+        signal.signal(number, signal.default_int_handler)
     hits: Counter[tuple[str, str]] = Counter()
     counts: Counter[str] = Counter()
     failed: list[Result] = []

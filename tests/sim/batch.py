@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -62,8 +63,13 @@ def play_all(seeds: Iterable[int], workers: int) -> Iterator[Result]:
     if workers == 1:
         yield from map(play, seeds)
         return
-    with ProcessPoolExecutor(workers) as pool:
+    with ProcessPoolExecutor(workers, initializer=_only_the_parent_is_stopped) as pool:
         yield from pool.map(play, seeds)
+
+
+def _only_the_parent_is_stopped() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def table(hits: Counter[tuple[str, str]]) -> str:
