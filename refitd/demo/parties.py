@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from refitd.demo.ledger import Ledger
 from refitd.hook.wire import Decoder, Message, encode
 
 RETRY_SECONDS = 0.2
+LOOK_SECONDS = 0.25
 
 OnMessage = Callable[["Client", Message], None]
 
@@ -190,15 +191,50 @@ class Replica:
                 each.tell(do="serve")
 
 
+class AwakeClock:
+    """Seconds that went by while this process ran: a machine that was suspended adds no more than one to them.
+
+    Virtual machines are paused for minutes, all processes at once, while CLOCK_MONOTONIC goes on.
+    """
+
+    def __init__(self) -> None:
+        self._seconds, self._last = 0.0, time.monotonic()
+
+    def tick(self) -> float:
+        """The seconds so far; to be asked at least every second."""
+        now = time.monotonic()
+        self._seconds += min(now - self._last, 1.0)
+        self._last = now
+        return self._seconds
+
+
+@contextlib.asynccontextmanager
+async def awake_timeout(seconds: float) -> AsyncIterator[None]:
+    """`asyncio.timeout` by an `AwakeClock`."""
+    async with asyncio.timeout(None) as scope:
+        watch = asyncio.create_task(_expire(scope, seconds))
+        try:
+            yield
+        finally:
+            watch.cancel()
+
+
+async def _expire(scope: asyncio.Timeout, seconds: float) -> None:
+    clock = AwakeClock()
+    while (left := seconds - clock.tick()) > 0:
+        await asyncio.sleep(min(left, LOOK_SECONDS))
+    scope.reschedule(asyncio.get_running_loop().time())
+
+
 async def until(condition: Callable[[], bool], changed: asyncio.Event, seconds: float) -> bool:
-    """Wait until ``condition`` holds, looking whenever ``changed`` is set; False after ``seconds``."""
-    deadline = time.monotonic() + seconds
+    """Wait until ``condition`` holds, looking whenever ``changed`` is set; False after ``seconds`` awake."""
+    clock = AwakeClock()
     while not condition():
-        left = deadline - time.monotonic()
+        left = seconds - clock.tick()
         if left <= 0:
             return False
         changed.clear()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(min(left, 0.25)):  # wait_for of Python 3.11 may swallow a cancellation
+            async with asyncio.timeout(min(left, LOOK_SECONDS)):  # wait_for of Python 3.11 may swallow a cancellation
                 await changed.wait()
     return True

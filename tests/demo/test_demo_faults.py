@@ -18,16 +18,8 @@ CASES = [
 
 
 def _run(name: str) -> Outcome:
-    """One case; a run that came to no end is shown and made once more, since the machine itself may have been paused.
-
-    Whatever else is wrong with a run (torn, not bit-exact, not recovered, somebody dead) counts at once.
-    """
     (case,) = cases(name)
-    outcome = run(case, refits=4)
-    if outcome.why.startswith("not finished"):
-        print(f"{name}: {outcome.why}\n{outcome.tail}")
-        outcome = run(case, refits=4)
-    return outcome
+    return run(case, refits=4)
 
 
 @pytest.mark.slow

@@ -7,12 +7,14 @@ import json
 import os
 import signal
 import socket
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from refitd.demo import parties
 from refitd.demo.cluster import Cluster, Daemon, descendants, tail
 from refitd.demo.driver import parse
 from refitd.demo.faults import FailpointServer, Fault, choose
@@ -147,6 +149,30 @@ def test_a_client_is_heard_until_it_hangs_up() -> None:
         return heard, ended
 
     assert asyncio.run(scenario()) == (["ready", "publish"], ["trainer 0"])
+
+
+def test_a_machine_that_stood_still_has_no_deadline_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All processes were suspended for ten minutes, and the monotonic clock went on: waiting goes on, too."""
+    suspended = [0.0]
+    monkeypatch.setattr(parties, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + suspended[0]))
+
+    async def scenario() -> tuple[bool, bool]:
+        looks = iter(range(100))
+
+        def fifth_look() -> bool:
+            suspended[0] += 600.0
+            return next(looks) == 4
+
+        good = await until(fifth_look, asyncio.Event(), 30)
+        async with parties.awake_timeout(30):
+            suspended[0] += 600.0
+            await asyncio.sleep(0.6)
+        with pytest.raises(TimeoutError):
+            async with parties.awake_timeout(0.3):
+                await asyncio.sleep(5)
+        return good, await until(lambda: False, asyncio.Event(), 0.3)
+
+    assert asyncio.run(scenario()) == (True, False)
 
 
 def test_waiting_ends_at_the_condition_or_at_the_limit() -> None:
