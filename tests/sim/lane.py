@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +13,12 @@ from refitd.plan import NETWORK, Bucket, Program, execute
 from .loop import loop
 from .memory import GARBAGE, Mount
 from .net import End
+from .round import Edge, Round
 
 if TYPE_CHECKING:
     from .mover import SimMover
 
 NOTHING: Mapping[str, Any] = {"attempt": 0, "verified": [], "rx": {}, "tx": {}}
-Edge = tuple[str, str]
 RETRY_SECONDS = 0.05
 IDLE_GRACE_SECONDS = 0.25
 PROGRESS_SECONDS = 0.25
@@ -28,49 +27,6 @@ WITHDRAWN = "loan withdrawn"
 
 class Failed(Exception):
     """An edge is of no more use."""
-
-
-class Round:
-    """One run of a program."""
-
-    def __init__(self, program: Program, message: dict[str, Any]) -> None:
-        self.program, self.options = program, message
-        self.attempt, self.publication = message["attempt"], tuple(message["publication"])
-        self.words: dict[str, int] = dict(message["words"])
-        self.incoming = {bucket.id: bucket for bucket in program.receives()}
-        self.outgoing = list(program.sends())
-        self.verified: set[int] = set()
-        self.sent: set[int] = set()
-        self.ready: dict[str, int] = {}
-        self.failures: dict[Edge, str] = {}
-        self.rx: Counter[str] = Counter()
-        self.tx: Counter[str] = Counter()
-        self.told: set[Edge] = set()
-        self.stopped = self.told_landed = self.told_done = False
-
-    @property
-    def landed(self) -> bool:
-        return all(b.stage != 0 or i in self.verified for i, b in self.incoming.items())
-
-    @property
-    def finished(self) -> bool:
-        complete = len(self.verified) == len(self.incoming) and len(self.sent) == len(self.outgoing)
-        return complete and not self.failures
-
-    def expects(self, edge: Edge) -> bool:
-        src = edge[0]
-        if edge in self.failures:
-            return False
-        return any(b.src == src and b.link == NETWORK and i not in self.verified for i, b in self.incoming.items())
-
-    def needs(self, edge: Edge) -> bool:
-        if edge[0] != self.program.rank:
-            return self.expects(edge)
-        return any(b.dst == edge[1] and b.id not in self.sent for b in self.outgoing)
-
-    def state(self) -> dict[str, Any]:
-        verified = sorted(self.verified)
-        return {"attempt": self.attempt, "verified": verified, "rx": dict(self.rx), "tx": dict(self.tx)}
 
 
 class SimLane:
