@@ -86,16 +86,11 @@ def dense(program: Program, bucket: Bucket, destinations: Arrays) -> Bytes | Non
 
     The view is writable where the array is.
     """
-    moves = program.moves_of(bucket)
-    storage, start, stride0, stride1, rows, cols = moves[:, 4:].T
-    sizes = rows * cols
-    joined = (storage[1:] == storage[:-1]).all() and (start[1:] == start[:-1] + sizes[:-1]).all()
-    packed = (((cols == 1) | (stride1 == 1)) & ((rows == 1) | (stride0 == cols))).all()
-    if not len(moves) or not joined or not packed:
+    span = program.dense_spans.get(bucket.id)
+    if span is None:
         return None
-    array = destinations[program.storages[int(storage[0])].name]
-    first = int(start[0])
-    return array[first : first + int(sizes.sum())].view(np.uint8)
+    storage, first, elements = span
+    return destinations[program.storages[storage].name][first : first + elements].view(np.uint8)
 
 
 _End = tuple[str, int, int, int, int]

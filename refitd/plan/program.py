@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -74,6 +75,24 @@ class Program:
     def moves_of(self, bucket: Bucket) -> Ints:
         """Rows of ``moves`` that ``bucket`` is made of, shape (n, 10)."""
         return self.moves[bucket.first : bucket.last]
+
+    @cached_property
+    def dense_spans(self) -> Mapping[int, tuple[int, int, int]]:
+        """Where a bucket lies in its destination exactly as in its packed form, by bucket id.
+
+        Values are (index of the storage, first element, elements); a bucket that has to be scattered is left out.
+        """
+        storage, start, stride0, stride1, rows, cols = self.moves[:, 4:].T
+        stop = start + rows * cols
+        loose = ~(((cols == 1) | (stride1 == 1)) & ((rows == 1) | (stride0 == cols)))
+        apart = np.ones(len(loose), bool)  # from the move before
+        apart[1:] = (storage[1:] != storage[:-1]) | (start[1:] != stop[:-1])
+        seen = np.concatenate([[0], np.cumsum(2 * loose + apart)])
+        return {
+            b.id: (int(storage[b.first]), int(start[b.first]), int(stop[b.last - 1] - start[b.first]))
+            for b in self.buckets
+            if seen[b.last] - seen[b.first] == apart[b.first]
+        }
 
     def dtypes_of(self, bucket: Bucket) -> tuple[str, str]:
         """(source dtype, destination dtype) of a bucket: one pair for all its moves."""
