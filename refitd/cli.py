@@ -75,14 +75,17 @@ def _overrides(pairs: Sequence[str]) -> dict[str, str]:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from refitd.config import load
+    from refitd.config import Config, load
     from refitd.daemon.app import run
     from refitd.telemetry.logs import setup
 
-    config = load(arguments.config, overrides=_overrides(arguments.set))
+    def read() -> Config:
+        return load(arguments.config, overrides=_overrides(arguments.set))
+
+    config = read()
     setup(config.log.level, config.log.format)
     try:
-        return asyncio.run(run(config))
+        return asyncio.run(run(config, read))
     except Refused as error:
         return _fail(arguments, error, EX_CONFIG if error.field.startswith("hook.") else 1)
 

@@ -93,6 +93,11 @@ class Agreement:
         return self._lease is not None and time.monotonic() < self._deadline
 
     @property
+    def renewed(self) -> float:
+        """When the renewal of our lease that succeeded last was sent (monotonic seconds); 0 before the first."""
+        return max(self._deadline - self._ttl, 0.0)
+
+    @property
     def contact_seconds(self) -> float:
         """How long the store has answered without a break."""
         return time.monotonic() - self._contact_since

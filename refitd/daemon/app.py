@@ -7,6 +7,7 @@ import fcntl
 import os
 import signal
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from refitd.config import Config, split_listen
 from refitd.daemon.agree import Agreement
 from refitd.daemon.data import DataServer
 from refitd.daemon.job import Job
+from refitd.daemon.observe import Observer
 from refitd.daemon.orders import Orders
+from refitd.daemon.reload import merge
 from refitd.daemon.requests import Requests
 from refitd.daemon.secret import load_secret
 from refitd.daemon.sweep import Sweeper
@@ -24,9 +27,12 @@ from refitd.errors import ConfigError, Refused
 from refitd.hook.server import HookServer
 from refitd.mover.pool import MoverPool
 from refitd.store import MemoryStore, open_store
-from refitd.telemetry.http import MetricsServer
-from refitd.telemetry.metrics import Metrics, ReplicaState
+from refitd.telemetry.activation import passed_sockets
+from refitd.telemetry.logs import setup
+from refitd.telemetry.metrics import Metrics
 from refitd.telemetry.notify import Notifier
+
+STUCK_SECONDS = 60.0  # more than a pass of a job's loop takes that asks one dead node after the other
 
 
 class Daemon:
@@ -34,9 +40,9 @@ class Daemon:
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        self.metrics = Metrics(self._replica_states)
+        self.metrics = Metrics()
+        self.observer = Observer(self)
         self.jobs: dict[str, Job] = {}
-        self._connections = 0
         self._leaving: set[asyncio.Task[None]] = set()
         self._log = structlog.get_logger().bind(node=config.node.name)
         self._lock = _lock_node(config)
@@ -45,7 +51,7 @@ class Daemon:
         self.requests = Requests(self)
         self.hook = HookServer(
             config.hook.socket, self.requests, uids=config.hook.uids, gids=config.hook.gids,
-            node=config.node.name, log=self._log_hook,
+            node=config.node.name, log=self._log_hook, listener=passed_sockets().get("hook"),
         )  # fmt: skip
         self._pool = MoverPool()
         self._notify = Notifier()
@@ -55,13 +61,13 @@ class Daemon:
         config = self.config
         self._data = DataServer(config.data.host, config.data.port, self._secret, self._take_edge, self._find_blob)
         self._data.start()
-        listen = config.metrics.listen
-        self._http = MetricsServer(*split_listen(listen), self.metrics.registry) if listen else None
         store = config.store
         self._store = await asyncio.to_thread(
             open_store, store.url, user=store.user, password_file=store.password_file, ca=store.ca,
             cert=store.cert, key=store.key, request_timeout=store.request_timeout,
         )  # fmt: skip
+        listen = config.metrics.listen
+        self._http = self.observer.serve(*split_listen(listen)) if listen else None
         await self.hook.start()  # clients find everything that a request needs
         self._warming = asyncio.create_task(self._pool.start())
         self._sweeping = asyncio.create_task(Sweeper(self._store, config.job.ttl, self.jobs.keys).run())
@@ -109,13 +115,34 @@ class Daemon:
             self._leaving.add(task)
             task.add_done_callback(self._leaving.discard)
 
-    def count_connections(self, change: int) -> None:
-        self._connections += change
-        self.metrics.hook_connections(self._connections)
+    def store_requests(self) -> Mapping[str, int]:
+        """Requests sent to the store so far, by kind."""
+        return self._store.counts.so_far()
 
     def watchdog(self) -> None:
-        """Feed systemd's watchdog; called from the loop that does the work, so that a stuck loop starves it."""
-        self._notify.watchdog()
+        """Feed systemd's watchdog while the loops that do the work turn: one that is stuck starves it."""
+        self.metrics.beat("the main loop")
+        if not self.metrics.pulse.stuck(STUCK_SECONDS):
+            self._notify.watchdog()
+        self._notify.tell(self.observer.line())
+
+    def reload(self, read: Callable[[], Config]) -> None:
+        """Read the configuration again and take from it what can change while we run. A bad one changes nothing."""
+        self._notify.reloading()
+        try:
+            change = merge(self.config, read())
+        except ConfigError as error:
+            self.metrics.reloaded(False)
+            self._log.error("reload_refused", error=str(error))
+        else:
+            self.metrics.reloaded(True)
+            self.config = change.config
+            self.hook.allow(change.config.hook.uids, change.config.hook.gids)
+            for job in self.jobs.values():
+                job.config = change.config
+            setup(change.config.log.level, change.config.log.format)
+            self._log.info("reloaded", taken=change.taken, waiting_for_a_restart=change.waiting)
+        self._notify.ready(self.observer.line())
 
     def _take_edge(self, hello: dict[str, Any], sock: Any) -> None:
         job = self.jobs.get(str(hello.get("job")))
@@ -131,13 +158,6 @@ class Daemon:
         self._log.warning(event, **facts)
         if event == "client_refused":
             self.metrics.hook_error("protocol")
-
-    def _replica_states(self) -> list[ReplicaState]:
-        return [
-            ReplicaState(replica, commit.value.step, commit.value.revision)
-            for job in self.jobs.values()
-            for replica, commit in job.agreement.view.commits.items()
-        ]
 
 
 def _lock_node(config: Config) -> int:
@@ -156,8 +176,8 @@ def _lock_node(config: Config) -> int:
     return fd
 
 
-async def run(config: Config) -> int:
-    """Run until SIGTERM or SIGINT. A second signal ends the process at once."""
+async def run(config: Config, read: Callable[[], Config] | None = None) -> int:
+    """Run until SIGTERM or SIGINT. A second signal ends the process at once. SIGHUP takes what ``read`` gives."""
     daemon = Daemon(config)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -170,6 +190,8 @@ async def run(config: Config) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, asked)
     await daemon.start()
+    if read:
+        loop.add_signal_handler(signal.SIGHUP, daemon.reload, read)
     while not stop.is_set():
         daemon.watchdog()
         try:

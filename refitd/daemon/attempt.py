@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from refitd.daemon.mount import mount
@@ -13,7 +14,8 @@ from refitd.epoch.records import Lane, PubId
 from refitd.epoch.release import published
 from refitd.errors import TransportError
 from refitd.hook.memfd import create_document
-from refitd.plan import Held, Plan, Program, make_plan
+from refitd.plan import Bucket, Held, Plan, Program, make_plan
+from refitd.telemetry.history import Refit
 
 if TYPE_CHECKING:
     from refitd.daemon.lane import LaneDriver
@@ -41,6 +43,7 @@ class Attempt:
         """Plan what is still missing and set our movers to it. Raises PlanError, TransportError."""
         held = await _all_held(driver, lane)
         plan = await _remainder(driver, lane, held) if held else built.plan
+        driver.context.metrics.attempt("remainder" if held else "whole")
         attempt = cls(driver, lane, built, plan, publication)
         for key in sorted(built.handles, key=attempt.members.__contains__):  # sources first: they have work at once
             attempt._run(key, resend=bool(held))
@@ -75,7 +78,26 @@ class Attempt:
             for link, total in (message.get(direction) or {}).items():
                 links[link] = total - self._counted.get((key, direction, link), 0)
                 self._counted[key, direction, link] = total
-        self._driver.context.counted(self._driver.replica, deltas["rx"], deltas["tx"])
+        self._driver.context.counted(key, self.refit, deltas["rx"], deltas["tx"])
+
+    @property
+    def refit(self) -> Refit:
+        """Which refit this is an attempt at."""
+        return Refit(self._driver.context.job, self._driver.replica, *self.publication)
+
+    def received(self) -> dict[str, int]:
+        """Bytes that ranks of this node have brought in so far, by link."""
+        total: dict[str, int] = {}
+        for (_key, direction, link), nbytes in self._counted.items():
+            if direction == "rx":
+                total[link] = total.get(link, 0) + nbytes
+        return total
+
+    def arrivals(self) -> Iterator[tuple[Bucket, bool]]:
+        """Every bucket that ranks of this node bring in, and whether it was verified when they were last heard of."""
+        for key, program in self._programs.items():
+            verified = set(self._verified.get(key, ()))
+            yield from ((bucket, bucket.id in verified) for bucket in program.receives())
 
     def source_ready(self, source: str, whole: bool) -> None:
         """A rank on this node can be read: by lane mates what it brought in, by other lanes once it is whole."""
@@ -165,4 +187,7 @@ async def _all_held(driver: LaneDriver, lane: Lane) -> dict[str, Held]:
 
 async def _remainder(driver: LaneDriver, lane: Lane, held: dict[str, Held]) -> Plan:
     sources, members, neighbours = await sides(driver.context, lane)
-    return make_plan(sources, members, neighbours, held, driver.context.config.data.bucket_bytes)
+    began = time.monotonic()
+    plan = make_plan(sources, members, neighbours, held, driver.context.config.data.bucket_bytes)
+    driver.context.metrics.planned("remainder", time.monotonic() - began)
+    return plan

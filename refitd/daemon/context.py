@@ -11,6 +11,7 @@ from refitd.daemon.rank import LocalRank
 from refitd.daemon.secret import Secret
 from refitd.epoch.records import PubId, Slot, SlotId
 from refitd.plan import Rank
+from refitd.telemetry.history import Refit
 from refitd.telemetry.metrics import Metrics
 
 
@@ -40,8 +41,8 @@ class Context(Protocol):
     def spread(self, key: str, publication: PubId, whole: bool) -> None:
         """A local rank has verified what it brought in from outside (``whole``: everything): others may read it."""
 
-    def counted(self, replica: str, rx: Mapping[str, int], tx: Mapping[str, int]) -> None:
-        """Payload bytes moved by a local mover since it last said so."""
+    def counted(self, key: str, refit: Refit, rx: Mapping[str, int], tx: Mapping[str, int]) -> None:
+        """Payload bytes moved by a rank's mover for a refit since it last said so, by link."""
 
     def poke(self) -> None:
         """Look again at everything soon."""

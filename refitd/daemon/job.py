@@ -32,6 +32,7 @@ from refitd.mover.limit import Limit
 from refitd.mover.pool import MoverPool
 from refitd.plan import Rank
 from refitd.store import MemoryStore, Store
+from refitd.telemetry.history import Refit
 from refitd.telemetry.metrics import Metrics
 
 TICK_SECONDS = 0.1
@@ -74,6 +75,7 @@ class Job:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.metrics.over(f"job {self.job}")
         for lane in self.lanes.values():
             await lane.close()
         self.edges.close()
@@ -96,6 +98,7 @@ class Job:
             await self._wake.wait()
             await asyncio.sleep(0)  # requests that have arrived meanwhile go first, and need no second look
             self._wake.clear()
+            self.metrics.beat(f"job {self.job}")
             try:
                 await self.reconcile()
                 self.metrics.store_up(True)
@@ -159,6 +162,7 @@ class Job:
             self.remove_rank(old.session)
         self.ranks[rank.key] = rank
         rank.came_with = rank.served
+        self.metrics.rank_came(rank.key)
         self.movers.want(rank.key)
         self.poke()
 
@@ -168,6 +172,7 @@ class Job:
         if rank is None or rank.session is not session:
             return
         del self.ranks[session.key]
+        self.metrics.rank_gone(session.key)
         self.movers.drop(rank)
         rank.close()
         self.poke()
@@ -249,10 +254,9 @@ class Job:
             if lane.attempt and lane.attempt.publication == publication:
                 lane.attempt.source_ready(key, whole)
 
-    def counted(self, replica: str, rx: Mapping[str, int], tx: Mapping[str, int]) -> None:
-        del replica
+    def counted(self, key: str, refit: Refit, rx: Mapping[str, int], tx: Mapping[str, int]) -> None:
         for link in {*rx, *tx}:
-            self.metrics.transferred(link, rx.get(link, 0), tx.get(link, 0))
+            self.metrics.transferred(link, rx.get(link, 0), tx.get(link, 0), key, refit)
         self.network_bytes += rx.get("network", 0)
 
     @property

@@ -7,6 +7,7 @@ may run at any time and as often as anybody likes.
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from typing import Any
 
@@ -21,11 +22,12 @@ from refitd.epoch.codec import encode
 from refitd.epoch.records import Ack, Commit, Lane, PubId, Slot, SlotId
 from refitd.epoch.stage import Stage, stage
 from refitd.errors import MismatchError, PlanError, RefitdError, StoreError
-from refitd.failpoints import failpoint
+from refitd.failpoints import PHASES, failpoint
 from refitd.hook.messages import Ticket
 from refitd.mover.handle import MoverHandle
 from refitd.plan import Held
 from refitd.store import Compare, CreateRevision, ModRevision
+from refitd.telemetry.history import Refit
 
 _BACKOFF = (0.0, 0.05, 0.2, 0.5, 1.0, 2.0)
 
@@ -46,6 +48,7 @@ class LaneDriver:
         self._failures = 0
         self._speak_after = 0.0
         self._phase_since = time.monotonic()
+        self._connected_before = False
         self._stage = Stage("gone", None, "")
         self._passed: set[tuple[str, int, PubId]] = set()
         self._log = structlog.get_logger().bind(job=context.job, node=context.node, lane=replica)
@@ -62,6 +65,11 @@ class LaneDriver:
     @property
     def stage(self) -> Stage:
         return self._stage
+
+    @property
+    def stage_seconds(self) -> float:
+        """How long the lane has been in its stage."""
+        return time.monotonic() - self._phase_since
 
     def my_slots(self) -> list[SlotId]:
         """The lane's members and sources on this node."""
@@ -143,14 +151,19 @@ class LaneDriver:
     def _enter(self, now: Stage) -> None:
         if now[:2] != self._stage[:2]:
             self._log.debug("stage", stage=now.name, publication=now.publication, reason=now.reason)
-            self._time_phase(self._stage.name)
+            declared = self._stage.name == "transfer" and self.attempt and self.attempt.declared
+            self._time_phase("verify" if declared else self._stage.name, _outcome(self._stage, now))
+            if now.name == "committed" and now.publication:
+                self.context.metrics.ended(self._refit(now.publication), "ok")
         self._stage = now
 
-    def _time_phase(self, left: str) -> None:
-        phase = {"prepare": "prepare", "transfer": "transfer", "commit": "commit"}.get(left)
-        seconds, self._phase_since = time.monotonic() - self._phase_since, time.monotonic()
-        if phase:
-            self.context.metrics.phase(phase, seconds)
+    def _time_phase(self, left: str, outcome: str) -> None:
+        seconds, self._phase_since = self.stage_seconds, time.monotonic()
+        if left in PHASES and self._stage.publication:
+            self.context.metrics.phase(left, seconds, outcome, self._refit(self._stage.publication))
+
+    def _refit(self, publication: PubId) -> Refit:
+        return Refit(self.context.job, self.replica, *publication)
 
     async def _act(self) -> None:
         name, publication = self._stage.name, self._stage.publication
@@ -178,6 +191,8 @@ class LaneDriver:
                     rank.page.set_shadow_publication(*publication)
                 self.context.spread(rank.key, publication, whole=True)
             attempt.declared = True
+            self.context.metrics.achieved(self.stage_seconds, attempt.received())
+            self._time_phase("transfer", "ok")  # what is left of the stage is waiting until the others have verified
 
     async def _commit(self, publication: PubId) -> None:
         """Every member has verified: hand the ticket to the lead's hook, and report once it was taken."""
@@ -268,7 +283,8 @@ class LaneDriver:
             self._failures += 1
             self._speak_after = time.monotonic() + delay
             self._log.warning("lane_failed", edge=edge, reason=reason, token=self.token)
-            self.context.metrics.refit("failed")
+            refit = self._refit(self.publication) if self.publication else None
+            self.context.metrics.refit("failed", refit, " -> ".join(edge) + (": " if edge else "") + reason)
             asyncio.get_running_loop().call_later(delay, self.poke)
             self.poke()
 
@@ -324,6 +340,8 @@ class LaneDriver:
         kind, key = message.get("kind"), handle.key
         if kind == "built":
             self.built.done(key)
+            if self.built.ready:
+                self._count_repair(self.built)
         elif kind == "revoked":
             self.built.revoked(key, message)
         elif kind == "failed":
@@ -331,6 +349,13 @@ class LaneDriver:
         elif self.attempt:
             self.attempt.on_message(key, message)
         self.poke()
+
+    def _count_repair(self, built: Built) -> None:
+        """The lane is connected; for the first time, or again. TCP has no other way than to connect anew."""
+        if self._connected_before:
+            began = built.deadline - self.context.config.timeouts.build
+            self.context.metrics.repaired("reconnect", time.monotonic() - began)
+        self._connected_before = True
 
     def _mover_failed(self, key: str, message: dict[str, Any]) -> None:
         if self.attempt:
@@ -347,8 +372,17 @@ class LaneDriver:
             self.poke()
 
 
+def _outcome(left: Stage, now: Stage) -> str:
+    """How a phase ended, for counting: the lane went on, went for another publication, or must try again."""
+    if now.name in ("transfer", "commit", "committed"):
+        return "ok"
+    return "superseded" if now.publication != left.publication and now.name in ("prepare", "idle") else "failed"
+
+
 def _cause(reason: str) -> str:
     """The kind of a turn, for counting."""
     if reason.startswith("again"):
         return "failure"
+    if len(set(re.findall(r"trainer/([^/]+)/", reason))) > 1:  # one run goes and another comes
+        return "generation"
     return "death" if "-(" in reason else "join"

@@ -68,7 +68,6 @@ class Leading:
             record = Leader(job.node, job.membership.incarnation)
             if await job.agreement.write("leader", encode(record), 0, leased=True):
                 self._log.info("leads")
-        job.metrics.leader(self.ours)
         if not self.ours:
             self._patience = None
         for _round in range(MAX_ROUNDS):

@@ -76,6 +76,7 @@ class Loans:
         verdict = loan(self._job.agreement.view, local.offer, age, patience)
         if verdict.planned and not local.planned:
             local.planned = True
+            self._job.metrics.phase("offer", age)
             rank.session.event("planned", seq=local.offer.seq)
         if verdict.outcome:
             rank.offer = None

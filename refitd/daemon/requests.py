@@ -52,7 +52,6 @@ class Requests:
             for field, name in (("job", session.job), ("group", session.group)):
                 check_name(field, name)
             self._claim(session)
-        self._daemon.count_connections(1)
 
     def _claim(self, session: Session) -> None:
         for other in self._daemon.hook.sessions:
@@ -64,7 +63,6 @@ class Requests:
 
     def disconnected(self, session: Session, reason: str) -> None:
         """End of the registration."""
-        self._daemon.count_connections(-1)
         job = self._daemon.jobs.get(session.job)
         if job and session.side != ADMIN:
             self._log.info("client_gone", job=session.job, rank=session.key, reason=reason)

@@ -101,7 +101,9 @@ async def build_lane(driver: LaneDriver) -> Built:
     context, lane = driver.context, driver.lane
     assert lane is not None
     sources, members, neighbours = await sides(context, lane)
+    began = time.monotonic()
     plan = make_plan(sources, members, neighbours, bucket_bytes=context.config.data.bucket_bytes)
+    context.metrics.planned("whole", time.monotonic() - began)
     handles: dict[str, MoverHandle] = {}
     for slot in driver.my_slots():
         rank = context.ranks.get(slot.key)

@@ -84,6 +84,10 @@ class HookServer:
         self._numbers = 0
         self._beating: asyncio.Task[None] | None = None
 
+    def allow(self, uids: Collection[int], gids: Collection[int]) -> None:
+        """Change who is let in; whoever is in stays."""
+        self._uids, self._gids = frozenset(uids), frozenset(gids)
+
     @property
     def sessions(self) -> list[Session]:
         """The sessions that said hello and were let in, oldest first."""

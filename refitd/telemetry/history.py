@@ -72,10 +72,10 @@ class History:
             self._put(replace(record, failures=record.failures + 1, why=why))
 
     def ended(self, refit: Refit, outcome: str, why: str = "") -> None:
-        """The refit is over."""
+        """The refit is over; one of which nothing was heard, or that had ended, is left as it is."""
         with self._lock:
-            record = self._open(refit, 0.0)
-            self._put(replace(record, outcome=outcome, why=why or record.why))
+            for record in [record for record in self._records if record.refit == refit and not record.outcome]:
+                self._put(replace(record, outcome=outcome, why=why or record.why))
 
     def last(self) -> list[RefitRecord]:
         """Copies of the records, the newest first, phases in their order."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import importlib.metadata
 import threading
-from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 from prometheus_client import (
     CollectorRegistry,
@@ -25,7 +25,7 @@ from prometheus_client import (
 
 from refitd.failpoints import PHASES
 from refitd.telemetry.collector import FactsCollector
-from refitd.telemetry.facts import NodeFacts, ReplicaFacts
+from refitd.telemetry.facts import NodeFacts
 from refitd.telemetry.history import History, Refit
 from refitd.telemetry.pulse import Pulse
 
@@ -52,18 +52,10 @@ BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  
 V = TypeVar("V")
 
 
-class ReplicaState(NamedTuple):
-    """What a replica serves, for a daemon that does not `Metrics.watch` its facts."""
-
-    replica: str
-    step: int
-    revision: int
-
-
 class Metrics:
     """The metrics of one daemon, the history of its refits, and the pulse of its loops."""
 
-    def __init__(self, replicas: Callable[[], Iterable[ReplicaState]] | None = None, process: bool = True) -> None:
+    def __init__(self, process: bool = True) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self.history = History()
@@ -74,8 +66,6 @@ class Metrics:
         self._traffic(self.registry)
         self._lanes(self.registry)
         self._hook_and_store(self.registry)
-        if replicas:
-            self.watch(lambda: NodeFacts(replicas=tuple(ReplicaFacts("", *state, None, True) for state in replicas())))
         if process:
             ProcessCollector(registry=self.registry)
             PlatformCollector(registry=self.registry)
@@ -100,6 +90,10 @@ class Metrics:
             self.history.failed(of, why)
         elif of:
             self.history.ended(of, outcome, why)
+
+    def ended(self, of: Refit, outcome: str, why: str = "") -> None:
+        """A refit has ended for this node, whoever counts it."""
+        self.history.ended(of, outcome, why)
 
     def attempt(self, plan: str) -> None:
         """An attempt began, of the ``whole`` plan or of the ``remainder`` of one."""
@@ -157,9 +151,6 @@ class Metrics:
 
     # Hook, store, loops.
 
-    def hook_connections(self, number: int) -> None:
-        """How many clients are connected now; the collector tells their sides."""
-
     def hook_error(self, code: str) -> None:
         """A client got an error answer."""
         _pick(self._errors, code).inc()
@@ -167,9 +158,6 @@ class Metrics:
     def store_up(self, up: bool) -> None:
         """Whether the last call to the store was answered."""
         self._store_up.set(up)
-
-    def leader(self, is_leader: bool) -> None:
-        """Whether this node leads a job; the collector tells which."""
 
     def reloaded(self, good: bool) -> None:
         """The configuration was read again, and was good or not."""
@@ -246,14 +234,15 @@ class Metrics:
         )
         self._reload.set(1)
         info = Gauge("refitd_build_info", "The running build; always 1.", ("version",), registry=registry)
-        info.labels(_version()).set(1)
+        info.labels(version()).set(1)
 
 
 def _pick(children: Mapping[str, V], label: str) -> V:
     return children.get(label) or children["other"]
 
 
-def _version() -> str:
+def version() -> str:
+    """The version of the package that runs."""
     try:
         return importlib.metadata.version("refitd")
     except importlib.metadata.PackageNotFoundError:

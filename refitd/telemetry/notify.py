@@ -16,6 +16,7 @@ class Notifier:
         path = environ.get("NOTIFY_SOCKET", "")
         self._address = "\0" + path[1:] if path.startswith("@") else path
         ours = environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
+        self._told = ""
         limit = environ.get("WATCHDOG_USEC", "")
         self.watchdog_interval = int(limit) / 2e6 if ours and limit.isdecimal() and int(limit) else None
         """Seconds between two watchdog() calls, None when nobody waits for them."""
@@ -26,7 +27,12 @@ class Notifier:
 
     def status(self, text: str) -> bool:
         """One line for ``systemctl status``."""
+        self._told = text
         return self._send(*_status(text))
+
+    def tell(self, text: str) -> bool:
+        """The same, where it is not what was told last."""
+        return text != self._told and self.status(text)
 
     def watchdog(self) -> bool:
         """The daemon's loop turns; call it from that loop and nowhere else."""

@@ -1,8 +1,8 @@
 """The status page: a daemon's picture as one HTML document, with nothing to load and nothing to run.
 
 A picture is what ``refitd status --json`` says, with ``now``, ``version``, ``problem`` and ``refits`` (`RefitRecord`),
-and in each job ``slow`` (sentences) and ``links``: rows of ``src, dst, link, planned, moved, late``, in bytes of the
-attempt that runs or ran last.
+and in each job ``max_lag``, ``slow`` (sentences) and ``links``: rows of ``src, dst, link, planned, moved, late``, in
+bytes of the attempt that runs or ran last.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ def _job_faults(job: Facts) -> Iterator[str]:
         yield f"paused by an operator: {job['paused_reason'] or 'no reason given'}"
     yield from job.get("slow", ())
     for replica in job["replicas"]:
-        if not replica["ready"] and job["publication"]:
+        if job["publication"] and (replica["lag"] is None or replica["lag"] > job["max_lag"]):
             why = replica["why"] or "no reason known"
-            yield f"replica {replica['name']} does not have the newest publication: {why}"
+            yield f"replica {replica['name']} serves nothing that is new enough: {why}"
     for lane in job["lanes"]:
         for entry in lane["excluded"]:
             yield f"lane {lane['replica']} does without {entry['rank']}: {entry['reason']}"

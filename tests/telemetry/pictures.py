@@ -48,7 +48,7 @@ def healthy() -> Facts:
         "ranks": [{"key": "engine/r0/0", "pid": 7, "mover": 8, "life": 1}],
         "links": [link(f"trainer/run-1/{s}", f"engine/r0/{d}", size(s + d), size(s + d))
                   for s in range(4) for d in range(4)],
-        "slow": [],
+        "slow": [], "max_lag": 1,
     }  # fmt: skip
     return {
         "node": "c", "version": "0.1.0", "now": 1_700_000_100.0, "problem": "",

@@ -99,7 +99,7 @@ def test_faults_name_rank_link_and_phase() -> None:
     assert found == [
         "the store does not answer: transfers under way finish, and nothing new is decided",
         "grpo: replica r0 has been in transfer for 8.2 s: trainer/run-1/0 -> engine/r0/1 over network, 3 MB of 12 MB",
-        "grpo: replica r0 does not have the newest publication: c: engine/r0/1 made no progress for 3 s",
+        "grpo: replica r0 serves nothing that is new enough: c: engine/r0/1 made no progress for 3 s",
         "grpo: lane r0 does without engine/r0/1: its mover does not answer",
         "grpo: lane r0 is failed: c: no progress",
         "grpo: node b is parked: it joined 6 times within 60 s",
