@@ -71,7 +71,8 @@ class Daemon:
         await self.hook.start()  # clients find everything that a request needs
         self._warming = asyncio.create_task(self._pool.start())
         self._sweeping = asyncio.create_task(Sweeper(self._store, config.job.ttl, self.jobs.keys).run())
-        self._log.info("ready", socket=str(config.hook.socket), data_port=self._data.port, store=store.url)
+        http = self._http.url if self._http else ""
+        self._log.info("ready", socket=config.hook.socket, data_port=self._data.port, store=store.url, http=http)
         self._notify.ready(f"serving {config.hook.socket}")
 
     async def stop(self) -> None:
