@@ -35,6 +35,7 @@ class EngineBody:
         )
         self.hook.register(engine_layout(spec, options["rank"]), mode=options["mode"])
         self.serving, self._due = False, 0.0
+        self._spell = 0  # which of the driver's orders to serve we follow
         self._served: tuple[int, str] | None = None
         self._forwarded: Ticket | None = None
 
@@ -59,7 +60,7 @@ class EngineBody:
         step = self.hook.step
         if step is not None and (served := (step, digest(self.storages))) != self._served:
             self._served = served
-            tell(self._driver, "serving", step=step, digest=served[1])
+            tell(self._driver, "serving", step=step, digest=served[1], spell=self._spell)
 
     def _ask(self) -> None:
         """Between two steps, ask for new weights (the lead is given a ticket); then wait for the driver's word."""
@@ -72,7 +73,7 @@ class EngineBody:
     def _obey(self, command: Message) -> None:
         match command["do"]:
             case "serve":
-                self.serving, self._due = True, 0.0
+                self.serving, self._due, self._spell = True, 0.0, command["spell"]
                 self._turn()
             case "hold":
                 self.serving, self._served = False, None

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import socket
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -128,6 +128,7 @@ class Replica:
     engines: list[Engine]
     ledger: Ledger
     ticket: dict[str, Any] | None = None
+    spell: int = 0  # of serving together; ends when the replica is held
     failures: list[str] = field(default_factory=list)
 
     @property
@@ -164,6 +165,8 @@ class Replica:
                 self._switched(engine, message)
             case "held":
                 self.ledger.held(self.name, engine.rank, message["step"], message["digest"])
+            case "serving" if message["spell"] != self.spell:  # it was on its way while we held the replica
+                self.ledger.held(self.name, engine.rank, message["step"], message["digest"])
             case "serving":
                 engine.step = message["step"]
                 self.ledger.served(self.name, engine.rank, message["step"], message["digest"])
@@ -173,6 +176,7 @@ class Replica:
     def hold(self) -> None:
         """No rank steps: one of them died, or all are about to switch."""
         self.ledger.hold(self.name)
+        self.spell += 1
         for each in self.engines:
             each.step, each.taken = None, None
             each.tell(do="hold")
@@ -188,49 +192,14 @@ class Replica:
         if all(each.taken == engine.taken for each in self.engines):
             self.ticket = None
             for each in self.engines:
-                each.tell(do="serve")
-
-
-class AwakeClock:
-    """Seconds that went by while this process ran: a machine that was suspended adds no more than one to them.
-
-    Virtual machines are paused for minutes, all processes at once, while CLOCK_MONOTONIC goes on.
-    """
-
-    def __init__(self) -> None:
-        self._seconds, self._last = 0.0, time.monotonic()
-
-    def tick(self) -> float:
-        """The seconds so far; to be asked at least every second."""
-        now = time.monotonic()
-        self._seconds += min(now - self._last, 1.0)
-        self._last = now
-        return self._seconds
-
-
-@contextlib.asynccontextmanager
-async def awake_timeout(seconds: float) -> AsyncIterator[None]:
-    """`asyncio.timeout` by an `AwakeClock`."""
-    async with asyncio.timeout(None) as scope:
-        watch = asyncio.create_task(_expire(scope, seconds))
-        try:
-            yield
-        finally:
-            watch.cancel()
-
-
-async def _expire(scope: asyncio.Timeout, seconds: float) -> None:
-    clock = AwakeClock()
-    while (left := seconds - clock.tick()) > 0:
-        await asyncio.sleep(min(left, LOOK_SECONDS))
-    scope.reschedule(asyncio.get_running_loop().time())
+                each.tell(do="serve", spell=self.spell)
 
 
 async def until(condition: Callable[[], bool], changed: asyncio.Event, seconds: float) -> bool:
-    """Wait until ``condition`` holds, looking whenever ``changed`` is set; False after ``seconds`` awake."""
-    clock = AwakeClock()
+    """Wait until ``condition`` holds, looking whenever ``changed`` is set; False after ``seconds``."""
+    deadline = time.monotonic() + seconds
     while not condition():
-        left = seconds - clock.tick()
+        left = deadline - time.monotonic()
         if left <= 0:
             return False
         changed.clear()

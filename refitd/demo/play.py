@@ -12,7 +12,7 @@ from typing import Any
 from refitd.demo.faults import STRUCK_REFIT, Fault, Targets, choose
 from refitd.demo.ledger import Ledger, Oracle
 from refitd.demo.nursery import Nursery
-from refitd.demo.parties import AwakeClock, Replica, Trainer, awake_timeout, until
+from refitd.demo.parties import Replica, Trainer, until
 from refitd.demo.report import Progress, Result
 from refitd.demo.scene import JOB, Scene
 from refitd.errors import RefitdError
@@ -42,7 +42,6 @@ class Play:
         self._asked: list[tuple[Trainer, int]] = []
         self._struck_step = 0
         self._misses = 0
-        self._back: AwakeClock | None = None  # since the victim returned
         self._return: asyncio.Task[None] | None = None
         self._differences: list[str] = []
         self._result = Result()
@@ -53,7 +52,7 @@ class Play:
         assert task is not None
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
         try:
-            async with awake_timeout(deadline):
+            async with asyncio.timeout(deadline):
                 await self._start()
                 await self._refits()
         except asyncio.CancelledError:
@@ -113,8 +112,6 @@ class Play:
     def _settled(self, step: int) -> bool:
         """Whether nothing more is to be expected of a step."""
         self._watch_recovery(step)
-        if self._back:
-            self._back.tick()
         if self._scene.dead():
             return True
         trainers = self._heard_of()
@@ -155,7 +152,8 @@ class Play:
         """
         if self._scene.dead():
             return False
-        if self._fault.active or (self._back and self._back.tick() < RECOVERY_SECONDS):
+        back = self._fault.returned_at
+        if self._fault.active or (back > 0 and time.monotonic() < back + RECOVERY_SECONDS):
             return True
         self._misses += 1
         return self._skipped(self._step) and self._misses <= MISSES
@@ -232,7 +230,6 @@ class Play:
     async def _bring_back(self, targets: Targets) -> None:
         self._scene.new_run(self._step, targets.clients)
         await self._fault.bring_back(targets, self._scene.cluster, self._scene.revive)
-        self._back = AwakeClock()
         self._progress.say(f"{targets.name} is back", "yellow")
         self._scene.changed.set()
 
