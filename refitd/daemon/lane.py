@@ -118,6 +118,7 @@ class LaneDriver:
         if self.built:
             for key, verified in (await revoke_all(self.built, self._log)).items():
                 self._absorb(key, verified)
+        self._interrupt(lane.reason if lane else "the lane does not use this node any more")
         self.token, self.lane, self.built, self.attempt, self._failure = token, lane, None, None, None
         self._preparer.reset()
         if lane is None:
@@ -127,6 +128,12 @@ class LaneDriver:
         self.context.metrics.lane_turned(_cause(lane.reason))
         if all(self._is_current(slot) for slot in self.my_slots()):
             self.built = await build_lane(self)
+
+    def _interrupt(self, why: str) -> None:
+        """Whatever phase the lane was in has come to nothing; where we failed ourselves, that was the reason."""
+        if self._stage.name in PHASES and self._stage.publication and self._failure is None:
+            self.context.metrics.interrupted(self._refit(self._stage.publication), why)
+        self._enter(Stage("gone", None, why))
 
     def _withdraw_ticket(self) -> None:
         """The lane is gone: an engine that has not paused yet has no reason to."""

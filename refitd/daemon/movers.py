@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _BACKOFF = (0.0, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 _CALM_SECONDS = 60.0
 UNMAP_SECONDS = 2.0
+GONE = "its rank is gone"
 
 
 class Movers:
@@ -45,7 +46,7 @@ class Movers:
     def drop(self, rank: LocalRank) -> None:
         """The rank is gone: end its mover, which is the surest way to unmap its memory; others unmap it."""
         if rank.mover:
-            self._kill(rank.mover, "its rank is gone")
+            self._kill(rank.mover, GONE)
         for other in self._job.ranks.values():
             if other.mounted.pop(rank.key, None) is not None and other.mover:
                 other.mover.send({"kind": "unmount", "memory": rank.key})
@@ -110,7 +111,7 @@ class Movers:
         del self._starting[key]
         rank = self._job.ranks.get(key)
         if rank is None or rank.mover is not None:
-            self._kill(handle, "its rank is gone")
+            self._kill(handle, GONE)
             return
         handle.send({"kind": "limit"}, [self._job.limit.fd])
         rank.mover, rank.life, rank.mounted = handle, handle.life, {}
@@ -125,6 +126,8 @@ class Movers:
 
     def _kill(self, handle: MoverHandle, reason: str) -> None:
         self._log.warning("mover_killed", key=handle.key, pid=handle.pid, reason=reason)
+        if reason != GONE:
+            self._metrics.fault(self._job.job, f"the mover of {handle.key} was killed: {reason}")
         self._dying[handle.key] = handle
         handle.kill()
 
@@ -143,7 +146,8 @@ class Movers:
             self._unmaps[handle.pid, message["memory"]].set()
 
     def _on_exit(self, handle: MoverHandle) -> None:
-        if self._dying.get(handle.key) is handle:
+        killed = self._dying.get(handle.key) is handle
+        if killed:
             del self._dying[handle.key]
         self._job.on_mover_exit(handle.key)
         rank = self._job.ranks.get(handle.key)
@@ -151,6 +155,8 @@ class Movers:
             return
         self._log.warning("mover_died", key=handle.key, pid=handle.pid)
         self._metrics.mover_restarted()
+        if not killed:
+            self._metrics.fault(self._job.job, f"the mover of {handle.key} died")
         self._deaths.setdefault(handle.key, []).append(time.monotonic())
         rank.mover, rank.mounted = None, {}
         self.want(handle.key)

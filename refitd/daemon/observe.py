@@ -95,6 +95,7 @@ class Observer:
         return {
             **seen, "jobs": {name: {**seen["jobs"][name], **extra} for name, extra in more.items()},
             "now": time.time(), "version": version(), "problem": self.health(),
+            "faults": [fault._asdict() for fault in daemon.metrics.history.faults()],
             "refits": [_shown(record) for record in daemon.metrics.history.last()],
         }  # fmt: skip
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from refitd.failpoints import PHASES
 
-KEPT = 40
+KEPT, FAULTS = 40, 20
 
 
 class Refit(NamedTuple):
@@ -45,13 +45,22 @@ class RefitRecord:
         return sum(self.phases.values())
 
 
+class Fault(NamedTuple):
+    """Something that broke on this node, at seconds since the epoch."""
+
+    at: float
+    job: str
+    what: str
+
+
 class History:
-    """The last `KEPT` refits. Every method may be called from any thread."""
+    """The last `KEPT` refits and `FAULTS` faults. Every method may be called from any thread."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
         self._lock = threading.Lock()
         self._records: deque[RefitRecord] = deque(maxlen=KEPT)
+        self._faults: deque[Fault] = deque(maxlen=FAULTS)
 
     def phase(self, refit: Refit, phase: str, seconds: float) -> None:
         """The refit has left a phase after ``seconds``; a phase that comes again adds up."""
@@ -76,6 +85,16 @@ class History:
         with self._lock:
             for record in [record for record in self._records if record.refit == refit and not record.outcome]:
                 self._put(replace(record, outcome=outcome, why=why or record.why))
+
+    def fault(self, job: str, what: str) -> None:
+        """Something broke, in one sentence that names it."""
+        with self._lock:
+            self._faults.append(Fault(self._clock(), job, what))
+
+    def faults(self) -> list[Fault]:
+        """The last things that broke, the newest first."""
+        with self._lock:
+            return list(reversed(self._faults))
 
     def last(self) -> list[RefitRecord]:
         """Copies of the records, the newest first, phases in their order."""

@@ -91,6 +91,14 @@ class Metrics:
         elif of:
             self.history.ended(of, outcome, why)
 
+    def interrupted(self, of: Refit, why: str) -> None:
+        """An attempt of this node came to nothing because somebody else's did; where it began, it is counted."""
+        self.history.failed(of, why)
+
+    def fault(self, job: str, what: str) -> None:
+        """Something broke here, in one sentence that names it."""
+        self.history.fault(job, what)
+
     def ended(self, of: Refit, outcome: str, why: str = "") -> None:
         """A refit has ended for this node, whoever counts it."""
         self.history.ended(of, outcome, why)

@@ -1,6 +1,6 @@
 """The status page: a daemon's picture as one HTML document, with nothing to load and nothing to run.
 
-A picture is what ``refitd status --json`` says, with ``now``, ``version``, ``problem`` and ``refits`` (`RefitRecord`),
+A picture is what ``refitd status --json`` says, with ``now``, ``version``, ``problem``, ``faults`` and ``refits``,
 and in each job ``max_lag``, ``slow`` (sentences) and ``links``: rows of ``src, dst, link, planned, moved, late``, in
 bytes of the attempt that runs or ran last.
 """
@@ -30,7 +30,7 @@ def render(picture: Facts) -> str:
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="refresh" content="{REFRESH_SECONDS}"><meta name="viewport" content="width=device-width">'
         f"<title>refitd: {node}</title><style>{STYLE}</style></head><body>"
-        f"{_header(picture)}{_faults(picture)}{_refits(picture)}"
+        f"{_header(picture)}{_faults(picture)}{_refits(picture)}{_past(picture)}"
         f"{''.join(_job(name, job) for name, job in picture.get('jobs', {}).items())}</body></html>\n"
     )
 
@@ -123,6 +123,13 @@ def _refit(record: Facts, longest: float) -> list[str]:
         number(f"{sum(phases.values()):.3f}"), number(moved or "-"),
         f'<span class="{_STATES.get(outcome, "bad")}">{escape(ending + failures)}</span>', text(record["why"]),
     ]  # fmt: skip
+
+
+def _past(picture: Facts) -> str:
+    rows = [[_clock(fault["at"]), text(fault["job"]), text(fault["what"])] for fault in picture.get("faults", ())]
+    if not rows:
+        return ""
+    return f'<section id="past"><h3>What broke here lately</h3>{table(("When", "Job", "What"), rows)}</section>'
 
 
 def _job(name: str, job: Facts) -> str:

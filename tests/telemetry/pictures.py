@@ -75,5 +75,7 @@ def faulty() -> Facts:
     job["ranks"] = [{"key": "engine/r0/1", "pid": 9, "mover": None, "life": 2}]
     job["parked"] = [{"node": "b", "reason": "it joined 6 times within 60 s"}]
     picture["store"]["answers"] = False
+    killed = "the mover of engine/r0/1 was killed: it did not answer a ping in time"
+    picture["faults"] = [{"at": 1_700_000_050.0, "job": "grpo", "what": killed}]
     picture["refits"][0] = refit("r0", 41, "failed", why="engine/r0/1: no progress", prepare=0.1, transfer=8.2)
     return picture

@@ -108,6 +108,7 @@ def test_faults_name_rank_link_and_phase() -> None:
     page = read(render(pictures.faulty()))
     assert [text for text in page.texts if text in found] == found
     assert "failed, 1 failed before" in page.texts
+    assert "the mover of engine/r0/1 was killed: it did not answer a ping in time" in page.texts
 
 
 def test_a_leaderless_and_a_paused_job_say_so() -> None:
@@ -202,7 +203,7 @@ def test_chromium_draws_it_at_laptop_width(tmp_path: pathlib.Path, scheme: str, 
     found = re.search(r'data-found="([^"]*)"', result.stdout)
     assert found, result.stderr[-2000:]
     width, drawn, sections, lowest, cut = found[1].split(";")
-    assert (int(width), drawn, int(sections), int(cut)) == (LAPTOP[0], background, 6, 0)
+    assert (int(width), drawn, int(sections), int(cut)) == (LAPTOP[0], background, 7, 0)
     assert int(lowest) > 40
     assert (tmp_path / "page.png").stat().st_size > 20_000
 

@@ -114,3 +114,23 @@ def test_the_history_forgets() -> None:
     assert [record.refit.revision for record in kept] == list(range(3 * KEPT - 1, 2 * KEPT - 1, -1))
     history.phase(kept[0].refit, "commit", 0.1)
     assert kept[0].phases == {"commit": 0.1}
+
+
+def test_faults_are_kept_for_a_while() -> None:
+    """The last twenty, the newest first, with their time."""
+    history = History(lambda: 1000.0)
+    for number in range(25):
+        history.fault("grpo", f"fault {number}")
+    assert [fault.what for fault in history.faults()] == [f"fault {number}" for number in range(24, 4, -1)]
+    assert history.faults()[0] == (1000.0, "grpo", "fault 24")
+
+
+def test_an_end_that_nobody_heard_the_beginning_of_is_no_record() -> None:
+    """A daemon that starts beside committed replicas has no history of them; an end is told once."""
+    history, refit = History(), Refit("grpo", "r0", 1, 5)
+    history.ended(refit, "ok")
+    assert history.last() == []
+    history.phase(refit, "commit", 0.1)
+    history.ended(refit, "ok")
+    history.ended(refit, "failed", "too late")
+    assert [(record.outcome, record.why) for record in history.last()] == [("ok", "")]
