@@ -12,6 +12,7 @@ import numpy as np
 
 from refitd.errors import ProofError
 from refitd.layout.box import Bools, Box, Ints, overlaps_itself, view_dims, views_overlap
+from refitd.layout.codec import MAX_INT
 from refitd.layout.side import Pattern, Side
 from refitd.plan.forms import unique_rows
 from refitd.plan.ranksets import distinct, ends, ragged, stable_order
@@ -27,6 +28,8 @@ class _Kind(NamedTuple):
     dense: Bools
     boxes: Ints
     strides: Ints
+    lowest: int
+    highest: int
 
 
 def prove_views(side: Side, rows: Ints, apart: bool) -> None:
@@ -50,18 +53,40 @@ def _prove_inside(side: Side, table: Ints, kinds: dict[int, _Kind]) -> None:
     starts = np.flatnonzero(np.append(True, code[order[1:]] != code[order[:-1]])[: len(code)])
     base = table[order, 4]
     lows, highs = np.minimum.reduceat(base, starts), np.maximum.reduceat(base, starts)
+    least = [int(pattern.numel.min(initial=MAX_INT)) for pattern in side.storage_patterns]
+    places = _Places(side)
     for at, low, high in zip(order[starts].tolist(), lows.tolist(), highs.tolist(), strict=True):
         tensor, pattern, number, storage, _ = table[at].tolist()
-        numel, kept = side.storage_patterns[kind[at]].numel, _slots(side, storage, number)
-        slots = np.repeat(np.arange(len(kept)), np.diff(kinds[pattern].first))
-        room = numel[kept[slots]]
-        outside = np.flatnonzero((kinds[pattern].offset + low < 0) | (kinds[pattern].last + high >= room))
-        if len(outside):
-            first = int(outside[0])
-            rank = side.ranks[side.groups[number][int(slots[first])]]
-            where = f"tensor {side.tensors[tensor]} or one like it leaves storage {side.storages[storage]} of {rank}"
-            reach = f"{int(kinds[pattern].offset[first] + low)} to {int(kinds[pattern].last[first] + high)}"
-            raise ProofError(f"{where}: elements {reach} of {int(room[first])}")
+        kept = places.of(storage, number)
+        if low + kinds[pattern].lowest < 0 or high + kinds[pattern].highest >= least[int(kind[at])]:
+            room = side.storage_patterns[int(kind[at])].numel[kept]
+            _require_inside(side, (tensor, number, storage), kinds[pattern], (low, high), room)
+
+
+def _require_inside(side: Side, names: tuple[int, int, int], kind: _Kind, bases: tuple[int, int], room: Ints) -> None:
+    """Piece by piece, in storages that hold ``room`` elements, by slot. ``names``: tensor, group and storage."""
+    slots = np.repeat(np.arange(len(room)), np.diff(kind.first))
+    outside = np.flatnonzero((kind.offset + bases[0] < 0) | (kind.last + bases[1] >= room[slots]))
+    if len(outside):
+        first, (tensor, number, storage) = int(outside[0]), names
+        rank = side.ranks[side.groups[number][int(slots[first])]]
+        where = f"tensor {side.tensors[tensor]} or one like it leaves storage {side.storages[storage]} of {rank}"
+        reach = f"{int(kind.offset[first] + bases[0])} to {int(kind.last[first] + bases[1])}"
+        raise ProofError(f"{where}: elements {reach} of {int(room[slots[first]])}")
+
+
+class _Places:
+    """`_slots`, worked out once for each pair of groups."""
+
+    def __init__(self, side: Side) -> None:
+        self._side = side
+        self._known: dict[tuple[int, int], Ints] = {}
+
+    def of(self, storage: int, group: int) -> Ints:
+        key = int(self._side.storage_group[storage]), group
+        if key not in self._known:
+            self._known[key] = _slots(self._side, storage, group)
+        return self._known[key]
 
 
 def _slots(side: Side, storage: int, group: int) -> Ints:
@@ -111,7 +136,9 @@ def _kind(pattern: Pattern) -> _Kind:
     table[slot[:, None], columns] = facts
     label = unique_rows(table)[1]
     label[count == 0] = -1
-    return _Kind(label, first, offset, last, last - offset + 1 == extent.prod(axis=1), boxes, strides)
+    dense = last - offset + 1 == extent.prod(axis=1)
+    reach = int(offset.min(initial=MAX_INT)), int(last.max(initial=-1))
+    return _Kind(label, first, offset, last, dense, boxes, strides, *reach)
 
 
 def _prove_storage(side: Side, storage: int, code: Ints, kinds: dict[int, _Kind]) -> None:
