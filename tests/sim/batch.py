@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import random
 import signal
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 
 from .nemesis import CELLS, FAULTS, STATES
 from .oracle import Violation
 from .scenario import chaos, run
 from .world import World
+
+SEEDS_PER_PROCESS = 20  # the collector is off while a seed runs, so a process grows with every one
 
 
 @dataclass
@@ -63,8 +65,8 @@ def play_all(seeds: Iterable[int], workers: int) -> Iterator[Result]:
     if workers == 1:
         yield from map(play, seeds)
         return
-    with ProcessPoolExecutor(workers, initializer=_only_the_parent_is_stopped) as pool:
-        yield from pool.map(play, seeds)
+    with multiprocessing.Pool(workers, _only_the_parent_is_stopped, maxtasksperchild=SEEDS_PER_PROCESS) as pool:
+        yield from pool.imap(play, seeds)
 
 
 def _only_the_parent_is_stopped() -> None:
