@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ from typing import TypeVar
 import structlog
 
 from refitd.epoch.view import View
-from refitd.errors import LeaseLost, ProtocolError, StoreError, StoreTimeout, StoreUnavailable
+from refitd.errors import LeaseLost, ProtocolError, RefitdError, StoreTimeout, StoreUnavailable
 from refitd.failpoints import effect
 from refitd.store import (
     Compare,
@@ -35,9 +36,10 @@ from refitd.store import (
     TxnResult,
     Watch,
 )
+from refitd.store.keeper import Hold, LeaseKeeper
 
 T = TypeVar("T")
-_RETRY_SECONDS = 0.2
+_RETRY_SECONDS = (0.2, 30.0)  # before a watch that failed is opened again: the first time, and at most
 
 
 class Agreement:
@@ -54,13 +56,13 @@ class Agreement:
         self._log = structlog.get_logger().bind(job=job)
         self._loop = asyncio.get_running_loop()
         self._worker = ThreadPoolExecutor(1, thread_name_prefix=f"store-{job}")
-        self._lease: Lease | None = None
-        self._deadline = 0.0  # monotonic; the lease may be dead after it
+        self._keeper: LeaseKeeper | None = None
+        self._lease: Lease | None = None  # what we write under, as far as this loop has heard
         self._contact_since = time.monotonic()
         self.unbroken = True  # no outage since the start
         self._watch: Watch | None = None
         self._closing = threading.Event()
-        self._threads: list[threading.Thread] = []
+        self._follower: threading.Thread | None = None
 
     async def read(self) -> int:
         """Read all records; the revision at which they stood. Raises StoreError."""
@@ -72,25 +74,26 @@ class Agreement:
         """Read all records and follow them. Raises StoreError where the store does not answer."""
         revision = await self.read()
         self._watch = await self.call(partial(self._store.watch, self._prefix, revision + 1))
-        self._start_thread(self._follow, "watch")
-        self._start_thread(self._keep, "lease")
+        self._follower = threading.Thread(target=self._follow, name=f"watch{self._prefix}", daemon=True)
+        self._follower.start()
+        self._keeper = LeaseKeeper(self._store, self._ttl, self._every, self._told)
 
     async def close(self) -> None:
         """Give the lease up, with every key under it, and end the threads."""
         self._closing.set()
         if self._watch:
             self._watch.close()
-        if self._lease:
-            with contextlib.suppress(StoreError):  # it will expire by itself
-                await self.call(self._lease.revoke)
+        if self._keeper:
+            with contextlib.suppress(RefitdError):  # it will expire by itself
+                await asyncio.to_thread(self._keeper.close)
         self._worker.shutdown(wait=False, cancel_futures=True)
-        for thread in self._threads:
-            await asyncio.to_thread(thread.join)
+        if self._follower:
+            await asyncio.to_thread(self._follower.join)
 
     @property
     def alive(self) -> bool:
         """Whether our lease surely still stands, by our own clock."""
-        return self._lease is not None and time.monotonic() < self._deadline
+        return self._lease is not None and self._keeper is not None and self._keeper.alive
 
     @property
     def renewed(self) -> float:
@@ -100,7 +103,8 @@ class Agreement:
     @property
     def contact_seconds(self) -> float:
         """How long the store has answered without a break."""
-        return time.monotonic() - self._contact_since
+        failed = self._keeper.failed_at if self._keeper else -math.inf
+        return time.monotonic() - max(self._contact_since, failed)
 
     async def call(self, request: Callable[[], T]) -> T:
         """Run a blocking store call. Raises what it raises; a call that comes to nothing breaks our contact."""
@@ -113,22 +117,16 @@ class Agreement:
             raise
 
     async def join(self) -> None:
-        """Be under a lease: the one that we had, if it still stands, else a new one. Raises StoreError.
+        """Be under a lease. Raises StoreError, also while the one that we had is in doubt.
 
-        After an outage of the store the old lease may have outlived it, and with it everything that we wrote under it.
+        After an outage of the store the old lease may have outlived it, and with it everything that we wrote under it:
+        its keeper asks until it knows.
         """
-        sent = time.monotonic()
-        old = self._lease
-        if old is not None:
-            try:
-                await self.call(old.keepalive)
-            except LeaseLost as error:
-                self._lose(str(error), old)
-            else:
-                self._renewed(old, sent)
-                return
-        self._lease = await self.call(partial(self._store.grant, self._ttl))
-        self._deadline = sent + self._ttl
+        assert self._keeper is not None, "started"
+        self._look_at_lease("it ended")
+        if self._lease is not None:
+            raise StoreUnavailable("our lease has not been renewed for its time to live")
+        self._lease = await self.call(self._keeper.acquire)
 
     async def write(
         self, key: str, data: bytes | None, expected: int, leased: bool = False, guards: Sequence[Compare] = ()
@@ -148,7 +146,7 @@ class Agreement:
         except StoreTimeout:
             return await self._read_back(path, data)
         except LeaseLost:
-            self._lose("the lease had expired")
+            self._lose("it had expired before a write")
             return False
         effect(f"written {record}")
         return await self._written(key, data, result)
@@ -182,18 +180,27 @@ class Agreement:
     # Following the records.
 
     def _follow(self) -> None:
-        """Thread: hand every change to the loop, and begin again after a fault."""
-        watch = self._watch
-        while watch is not None and not self._closing.is_set():
+        """Thread: hand every change to the loop, and begin again after a fault, more and more slowly."""
+        watch, pause = self._watch, _RETRY_SECONDS[0]
+        while not self._closing.is_set():
             try:
+                watch = watch or self._open_watch()
                 for event in watch:
                     self._loop.call_soon_threadsafe(self._apply, event)
+                    pause = _RETRY_SECONDS[0]
                 return
             except Exception as error:  # noqa: BLE001 - a daemon that no longer follows its records is worse than dead
-                self._log.warning("watch_failed", error=repr(error))
-                self._closing.wait(_RETRY_SECONDS)
-                watch = self._store.watch(self._prefix)
-                self._watch = watch
+                self._broken()  # what we do not hear of may be somebody's return
+                self._log.warning("watch_failed", error=repr(error), again=pause)
+                self._closing.wait(pause)
+                watch, pause = None, min(2 * pause, _RETRY_SECONDS[1])
+
+    def _open_watch(self) -> Watch:
+        """A watch that begins with all records. `close` ends it, whichever of the two comes first."""
+        watch = self._watch = self._store.watch(self._prefix)
+        if self._closing.is_set():
+            watch.close()
+        return watch
 
     def _apply(self, event: Event) -> None:
         if isinstance(event, Put):
@@ -225,30 +232,24 @@ class Agreement:
 
     # Keeping the lease.
 
-    def _keep(self) -> None:
-        """Thread: renew the lease every few seconds; it needs nothing from the loop, however busy that is."""
-        while not self._closing.wait(self._every):
-            lease, sent = self._lease, time.monotonic()
-            if lease is None:
-                continue
-            try:
-                lease.keepalive()
-                self._renewed(lease, sent)
-            except LeaseLost as error:
-                self._loop.call_soon_threadsafe(self._lose, str(error), lease)
-            except StoreError as error:
-                self._broken()
-                self._log.warning("keepalive_failed", error=str(error))
+    def _told(self, hold: Hold, reason: str) -> None:
+        """The keeper's word, in one of its threads."""
+        self._loop.call_soon_threadsafe(self._heed, hold, reason)
 
-    def _broken(self) -> None:
-        self._contact_since, self.unbroken = time.monotonic(), False
+    def _heed(self, hold: Hold, reason: str) -> None:
+        if hold is Hold.DOUBTFUL:
+            self._broken()
+            self._log.warning("lease_doubtful", reason=reason)
+        self._look_at_lease(reason)
+        self._poke()
 
-    def _renewed(self, lease: Lease, sent: float) -> None:
-        if lease is self._lease:
-            self._deadline = sent + self._ttl
+    def _look_at_lease(self, reason: str) -> None:
+        """The lease that we write under is gone where its keeper does not hold it any more."""
+        if self._keeper and self._lease and self._keeper.lease is not self._lease:
+            self._lose(reason)
 
-    def _lose(self, reason: str, lease: Lease | None = None) -> None:
-        if self._lease is None or (lease is not None and lease is not self._lease):
+    def _lose(self, reason: str) -> None:
+        if self._lease is None:
             return
         self._lease = None
         self._broken()
@@ -256,7 +257,5 @@ class Agreement:
         self.lost()
         self._poke()
 
-    def _start_thread(self, target: Callable[[], None], name: str) -> None:
-        thread = threading.Thread(target=target, name=f"{name}{self._prefix}", daemon=True)
-        thread.start()
-        self._threads.append(thread)
+    def _broken(self) -> None:
+        self._contact_since, self.unbroken = time.monotonic(), False

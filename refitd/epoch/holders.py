@@ -151,13 +151,14 @@ def _make_pool(view: View, publication: PubId | None) -> Pool:
     tiers = []
     for barred in dict.fromkeys((away | parked, frozenset(parked), frozenset[str]())):
         left = [slot for slot in ordered if slot.node not in barred]
-        tiers.append((_side(left, "engine/"), _side(left, "trainer/")))
-    return Pool(frozenset(slot.id for slot in ordered), tuple(tiers))
+        tiers.append((_side(view, left, "engine/"), _side(view, left, "trainer/")))
+    ids = view.ids()
+    return Pool(frozenset(ids[key] for key in slots), tuple(tiers))
 
 
-def _side(slots: list[Slot], prefix: str) -> Side:
-    ours = [slot for slot in slots if slot.key.startswith(prefix)]
-    return Side(tuple(slot.id for slot in ours), tuple(slot.digest for slot in ours))
+def _side(view: View, slots: list[Slot], prefix: str) -> Side:
+    ours, ids = [slot for slot in slots if slot.key.startswith(prefix)], view.ids()
+    return Side(tuple(ids[slot.key] for slot in ours), tuple(slot.digest for slot in ours))
 
 
 def hold_already(view: View, lane: Lane, members: Iterable[Slot], target: PubId) -> bool:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import itertools
 
 from refitd.epoch.holders import Covers, choose_sources, draining, hold_already, natural
+from refitd.epoch.packed import pack_ranks
 from refitd.epoch.records import Lane, PubId, Slot, SlotId
 from refitd.epoch.stage import committed, served, started, verified
 from refitd.epoch.suspicion import judge
@@ -61,8 +63,11 @@ def _change(old: frozenset[SlotId], new: frozenset[SlotId]) -> tuple[frozenset[S
     return old - new, new - old
 
 
+@functools.lru_cache(64)
 def _keys(slots: frozenset[SlotId]) -> str:
-    return ", ".join(sorted(slot.key for slot in slots))
+    """Rank keys in short, for the reason is part of a record: thousands of trainer ranks may go at once."""
+    groups = itertools.groupby(sorted(slots, key=natural), lambda slot: slot.key.rpartition("/")[0])
+    return ", ".join(f"{group}/{pack_ranks(natural(slot)[1] for slot in found)}" for group, found in groups)
 
 
 def target_of(view: View, replica: str, lane: Lane | None) -> PubId | None:
@@ -92,9 +97,9 @@ def _members(
     missing = [str(rank) for rank in range(world) if rank not in ranks]
     if not world or missing:
         return f"rank {', '.join(missing) or '0'} is not registered"
-    slots = view.slots()
+    slots, ids = view.slots(), view.ids()
     keys = [ranks[rank].key for rank in range(world)]
-    silent = [key for key in keys if key not in slots or slots[key].id in barred]
+    silent = [key for key in keys if key not in slots or ids[key] in barred]
     if silent:
         return f"{', '.join(silent)}: no working mover"
     members = tuple(slots[key] for key in keys)
@@ -139,9 +144,9 @@ def _neighbours(
 def _members_by_node(view: View) -> dict[str, list[tuple[str, SlotId]]]:
     """Live members of all lanes."""
     found: dict[str, list[tuple[str, SlotId]]] = {}
-    slots = view.slots()
+    slots, ids = view.slots(), view.ids()
     for replica, lane in view.open_lanes().items():
         for slot in lane.members:
             if slots.get(slot.key) == slot:
-                found.setdefault(slot.node, []).append((replica, slot.id))
+                found.setdefault(slot.node, []).append((replica, ids[slot.key]))
     return found

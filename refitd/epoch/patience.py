@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from refitd.epoch.cleanup import durable
 from refitd.epoch.facts import Facts
 from refitd.epoch.publish import unpublished
+from refitd.epoch.records import Member
 from refitd.epoch.stage import started
-from refitd.epoch.view import View
+from refitd.epoch.view import Stored, View
 
 EMPTY_SECONDS = 60.0  # a job that has no records any more is given up sooner
 
@@ -62,9 +63,8 @@ class Patience:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._timers = Timers()
-        self._ranks: set[tuple[str, int]] | None = None  # all (key, membership) at the last look
+        self._members: dict[str, Stored[Member]] | None = None  # at the last look
         self._joins: tuple[float, float] | None = None  # the first and the last join that lanes have not let in yet
-        self._created: dict[str, int] = {}  # membership of each node at the last look
         self._came: dict[str, collections.deque[float]] = {}  # when each node joined, within the window
 
     @property
@@ -105,15 +105,18 @@ class Patience:
             yield "ended", limits.ttl if durable(view) else min(limits.ttl, EMPTY_SECONDS)
 
     def _note_joins(self, view: View, now: float) -> None:
-        ranks = view.memo("memberships", ("members",), lambda: {(key, s.member) for key, s in view.slots().items()})
-        if self._ranks is not None and ranks - self._ranks:
-            self._joins = (self._joins[0] if self._joins else now), now
-        self._ranks = ranks
-        created = {node: stored.created for node, stored in view.members.items()}
-        for node, revision in created.items():
-            if self._created.get(node) != revision:
+        """Only member records that are new are looked at; at the first look everybody has been here for long."""
+        known, joined = self._members or {}, False
+        for node, stored in view.members.items():
+            before = known.get(node)
+            if before is stored:
+                continue
+            joined = joined or not _lives(stored) <= _lives(before)
+            if before is None or before.created != stored.created:
                 self._came.setdefault(node, collections.deque()).append(now)
-        self._created.update(created)
+        if joined and self._members is not None:
+            self._joins = (self._joins[0] if self._joins else now), now
+        self._members = dict(view.members)
 
     def _settled(self, now: float) -> bool:
         if self._joins is None:
@@ -134,6 +137,11 @@ class Patience:
                 del self._came[node]
             elif len(times) >= self._limits.flaps:
                 yield node, len(times)
+
+
+def _lives(member: Stored[Member] | None) -> set[tuple[str, int]]:
+    """(rank, membership) of the ranks that a node has at work."""
+    return {(info.key, member.created) for info in member.value.ranks if info.mover} if member else set()
 
 
 def _of(kind: str, over: set[object]) -> frozenset[str]:

@@ -24,22 +24,20 @@ def unpublished(view: View) -> list[Offer]:
 
 
 def _unpublished(view: View) -> list[Offer]:
-    if not view.generation:
+    left = view.memo("untaken", ("offers", "publication"), lambda: _untaken(view))
+    if not left or not view.generation:
         return []
     live = {(key, slot.incarnation) for key, slot in trainers(view).items()}
     taken = view.publication.value.taken if view.publication else {}
     newest_step = view.publication.value.step if view.newest and view.publication else None
-    found = [
-        offer
-        for stored in view.offers.values()
-        for offer in stored.value.offers
-        if (offer.key, offer.incarnation) in live and not _in(offer, taken) and not _late(offer, newest_step, taken)
-    ]
-    return sorted(found, key=lambda offer: offer.key)
+    return [offer for offer in left if (offer.key, offer.incarnation) in live and not _late(offer, newest_step, taken)]
 
 
-def _in(offer: Offer, taken: dict[str, OfferId]) -> bool:
-    return taken.get(offer.key) == offer.id
+def _untaken(view: View) -> list[Offer]:
+    """Open offers that the publication does not name, whoever made them, by key."""
+    taken = view.publication.value.taken if view.publication else {}
+    offers = (offer for stored in view.offers.values() for offer in stored.value.offers)
+    return sorted((offer for offer in offers if taken.get(offer.key) != offer.id), key=lambda offer: offer.key)
 
 
 def _late(offer: Offer, newest_step: int | None, taken: dict[str, OfferId]) -> bool:

@@ -52,6 +52,7 @@ _TABLES: dict[str, type] = {
     "acks": Ack, "commits": Commit, "reports": ReportRecord, "drains": Drain, "parked": Parked, "devices": Claim,
 }  # fmt: skip
 
+Row = tuple[Stored[Member], RankInfo, Slot, SlotId]  # one registered rank
 MEMO_SIZE = 4096  # names of publications and replicas come and go
 
 
@@ -167,14 +168,18 @@ class View:
 
     def ranks(self) -> list[tuple[Stored[Member], RankInfo]]:
         """All registered ranks, by node and key."""
-        return self.memo("ranks", ("members",), lambda: [(stored, info) for stored, info, _slot in self._rows()])
+        return self.memo("ranks", ("members",), lambda: [row[:2] for row in self._rows()])
 
-    def _rows(self) -> Iterator[tuple[Stored[Member], RankInfo, Slot]]:
+    def _rows(self) -> Iterator[Row]:
         return itertools.chain.from_iterable(_rows_of(self.members[node]) for node in sorted(self.members))
 
     def slots(self) -> Mapping[str, Slot]:
         """Live slots by rank key. A key claimed by two nodes belongs to the member that joined last."""
-        return self.memo("slots", ("members",), self._live_slots)
+        return self.memo("slots", ("members",), self._live_slots)[0]
+
+    def ids(self) -> Mapping[str, SlotId]:
+        """The names of the live slots by rank key, made once for each member record."""
+        return self.memo("slots", ("members",), self._live_slots)[1]
 
     def live(self, slot: SlotId | Slot) -> Slot | None:
         """The slot with all its facts while it lives, None afterwards."""
@@ -183,12 +188,13 @@ class View:
             found if found and (found.node, found.member, found.mover) == (slot.node, slot.member, slot.mover) else None
         )
 
-    def _live_slots(self) -> dict[str, Slot]:
-        found: dict[str, Slot] = {}
-        for _member, info, slot in self._rows():
-            if slot.mover and (info.key not in found or found[info.key].member < slot.member):
-                found[info.key] = slot
-        return found
+    def _live_slots(self) -> tuple[dict[str, Slot], dict[str, SlotId]]:
+        slots: dict[str, Slot] = {}
+        ids: dict[str, SlotId] = {}
+        for _member, info, slot, name in self._rows():
+            if slot.mover and (info.key not in slots or slots[info.key].member < slot.member):
+                slots[info.key], ids[info.key] = slot, name
+        return slots, ids
 
     def replicas(self) -> Mapping[str, dict[int, RankInfo]]:
         """Registered engine ranks by replica and rank."""
@@ -246,9 +252,9 @@ class View:
         return other
 
 
-def _rows(member: Stored[Member]) -> list[tuple[Stored[Member], RankInfo, Slot]]:
-    ranks = sorted(member.value.ranks, key=lambda rank: rank.key)
-    return [(member, info, slot_of(member, info)) for info in ranks]
+def _rows(member: Stored[Member]) -> list[Row]:
+    slots = [(info, slot_of(member, info)) for info in sorted(member.value.ranks, key=lambda rank: rank.key)]
+    return [(member, info, slot, slot.id) for info, slot in slots]
 
 
 _rows_of = ByIdentity(_rows, 1 << 14)

@@ -10,6 +10,7 @@ surely stand. After an outage the old lease is tried first; only the store says 
 from __future__ import annotations
 
 import enum
+import math
 import random
 import threading
 import time
@@ -50,7 +51,7 @@ class LeaseKeeper:
         self._telling = threading.RLock()
         self._lease: Lease | None = None
         self._hold, self._deadline, self._closed = Hold.LOST, 0.0, False
-        self._why = "no answer yet"  # of the last renewal that failed
+        self._why, self._failed_at = "no answer yet", -math.inf  # of the last renewal that failed
         self._threads = [
             threading.Thread(target=target, name=f"lease-{name}", daemon=True)
             for target, name in ((self._renew_for_ever, "renew"), (self._watch_clock, "clock"))
@@ -72,6 +73,11 @@ class LeaseKeeper:
     def alive(self) -> bool:
         """Whether the lease surely stands now, also right after this process was stopped for a while."""
         return self._lease is not None and time.monotonic() < self._deadline
+
+    @property
+    def failed_at(self) -> float:
+        """time.monotonic() of the last renewal that came to nothing, also where the lease is not in doubt yet."""
+        return self._failed_at
 
     def acquire(self) -> Lease:
         """Take a new lease; an old one is given no thought. Raises StoreError."""
@@ -107,7 +113,7 @@ class LeaseKeeper:
         except LeaseLost as error:
             self._set(None, 0.0, Hold.LOST, str(error), of=lease)
         except RefitdError as error:  # a password file that is just being replaced must not end this thread
-            self._why = str(error)
+            self._why, self._failed_at = str(error), time.monotonic()
             return random.uniform(*_RETRY)  # noqa: S311 - jitter
         else:
             self._set(lease, sent + left, Hold.HELD, "renewed", of=lease)

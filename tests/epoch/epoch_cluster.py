@@ -18,6 +18,7 @@ from epoch_invariants import (
     assert_i4_acks_are_of_the_token,
     assert_i5_quiet_after_the_turn,
     assert_i10_one_plan,
+    whole,
 )
 
 from refitd.epoch.codec import encode
@@ -48,8 +49,8 @@ Step = tuple[str, Callable[[], None]]
 
 
 def covers(_replica: str, digests: Iterable[str]) -> bool:
-    """Layouts are named after the halves of the model that they hold."""
-    return set("ab") <= set("".join(digests))
+    """Whether layouts hold all of the model between them."""
+    return whole(digests)
 
 
 @dataclass

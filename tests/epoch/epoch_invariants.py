@@ -10,7 +10,9 @@ from collections.abc import Iterable, Mapping
 
 from refitd.epoch.codec import encode
 from refitd.epoch.facts import Facts, Write
-from refitd.epoch.records import Ack, PubId, Slot
+from refitd.epoch.holders import draining, holders
+from refitd.epoch.lanes import target_of
+from refitd.epoch.records import Ack, Lane, PubId, Slot
 from refitd.epoch.stage import committed
 from refitd.epoch.view import View
 
@@ -60,6 +62,15 @@ def assert_i8_records_at_baseline(view: View, nodes: Iterable[str]) -> None:
     assert set(view.parked) | set(view.drains) <= set(nodes), "I8: records of nodes that are gone"
 
 
+def assert_operators_are_heard(view: View, facts: Facts) -> None:
+    """At rest no lane has members on a draining node, and nodes that flap are parked."""
+    for replica, lane in view.open_lanes().items():
+        kept = sorted(draining(view).intersection(lane.member_nodes))
+        assert not kept, f"drain: {replica} keeps {kept}"
+    free = sorted(node for node, _flaps in facts.flapping if node in view.members and node not in view.parked)
+    assert not free, f"parked: {free} flaps, and is not"
+
+
 def assert_i10_one_plan(acks: Iterable[Ack | None]) -> None:
     """One plan digest in a lane."""
     assert len({ack.digest for ack in acks if ack}) == 1, "I10: several plans in a lane"
@@ -76,8 +87,12 @@ def assert_decision(before: View, after: View, facts: Facts, write: Write) -> No
         _assert_max_dirty(before, after, facts, name)
     if kind == "generation" and before.generation and after.generation:
         assert before.generation.value.number < after.generation.value.number, "I3: generations go back"
-    if kind == "lanes" and name in before.lanes and name in after.lanes:
-        _assert_turn(before, after, facts, name)
+    if kind == "lanes" and name in after.lanes:
+        parked = {slot.node for slot in after.lanes[name].value.members} & set(before.parked)
+        assert not parked, f"a parked node is in a lane: {sorted(parked)}"
+        _assert_drained(before, after.lanes[name].value)
+        if name in before.lanes:
+            _assert_turn(before, after, facts, name)
 
 
 def _assert_max_dirty(before: View, after: View, facts: Facts, name: str) -> None:
@@ -96,13 +111,32 @@ def _assert_max_dirty(before: View, after: View, facts: Facts, name: str) -> Non
         assert len(dirty(after)) <= limit, f"max_dirty: {sorted(dirty(after))} of at most {limit}"
 
 
+def _assert_drained(before: View, new: Lane) -> None:
+    """Who drains is asked only for what nobody else can give."""
+    away, own = draining(before), f"engine/{new.replica}/"
+    stored = before.lanes.get(new.replica)
+    target = target_of(before, new.replica, stored.value if stored else None)
+    if target is None or not away & new.source_nodes:
+        return
+    barred = {exclusion.slot for exclusion in new.excluded}
+    others = [
+        slot for key, slot in holders(before, target).items()
+        if slot.node not in away | set(before.parked) and slot.id not in barred and not key.startswith(own)
+    ]  # fmt: skip
+    assert not whole(slot.digest for slot in others), f"drain: {new.replica} reads from {sorted(away)}, and need not"
+
+
+def whole(digests: Iterable[str]) -> bool:
+    """Whether layouts, named after the halves of the model that they hold, hold all of it."""
+    return set("ab") <= set("".join(digests))
+
+
 def _assert_turn(before: View, after: View, facts: Facts, name: str) -> None:
-    """Nobody is removed for absence while the store is not settled; parked nodes are in no lane; tokens only grow."""
+    """Nobody is removed for absence while the store is not settled; tokens only grow."""
     old, new = before.lanes[name].value, after.lanes[name].value
     gone = set(old.ids.values()) - set(new.ids.values())
     if not facts.store_settled:
         absent = sorted(slot.key for slot in gone if slot.node not in before.members)
         assert absent == [], f"{absent} removed for absence while the store is not settled"
-    assert not {slot.node for slot in new.members} & set(before.parked), "a parked node is in a lane"
     assert after.lanes[name].revision > before.lanes[name].revision, "I4: a token that is not newer"
     assert len(encode(new)) <= 65536, "a record of more than 64 KiB"

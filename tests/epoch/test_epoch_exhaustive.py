@@ -6,7 +6,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from epoch_cluster import Cluster, Driver, Node, Rank, Step
-from epoch_invariants import assert_i7_newest_reached, assert_i8_records_at_baseline
+from epoch_invariants import (
+    assert_i7_newest_reached,
+    assert_i8_records_at_baseline,
+    assert_operators_are_heard,
+)
 
 from refitd.epoch.facts import Facts
 from refitd.epoch.records import Lane, PubId
@@ -46,6 +50,7 @@ def every_death() -> dict[str, Callable[[Cluster], None]]:
     deaths["drain e1"] = lambda c: c.drain("e1")
     deaths["drain t0"] = lambda c: c.drain("t0")
     deaths["pause"] = lambda c: c.control(True)
+    deaths["e1 flaps"] = lambda c: setattr(c, "facts", Facts(flapping=(("e1", 9),)))
     deaths["park e1"] = lambda c: c.park("e1")
     deaths["e1 dissents"] = lambda c: setattr(c.nodes["e1"], "dissents", True)
     deaths["e1 is silent"] = lambda c: c.decide_once(Facts(silent=frozenset([("r0", "e1")])))
@@ -88,6 +93,12 @@ def after_death(start: Cluster, death: str) -> list[Cluster]:
 
 
 RECOVERS: set[int] = set()  # states from which it was seen
+
+
+def at_rest(cluster: Cluster) -> None:
+    """What must hold before anybody is back."""
+    if cluster.leads():
+        assert_operators_are_heard(cluster.view, cluster.facts)
 
 
 def recovers(cluster: Cluster) -> None:
@@ -137,6 +148,7 @@ def test_after_any_death_in_any_state_every_order_of_steps_recovers(start: Calla
     ends = [cluster for cluster in reachable(*after_death(start(), death)) if not cluster.steps()]
     assert ends
     for end in ends:
+        at_rest(end)
         recovers(end)
 
 
@@ -169,6 +181,7 @@ def search(death: str) -> None:
     for start in STARTS:
         for cluster in reachable(*after_death(start(), death)):
             if not cluster.steps():
+                at_rest(cluster)
                 recovers(cluster)
 
 
@@ -185,6 +198,25 @@ def test_the_search_finds_planted_faults(
 ) -> None:
     """The same search over a model with a fault must fail, by the name of what is broken."""
     monkeypatch.setattr(Cluster, method, broken)
+    monkeypatch.setattr("test_epoch_exhaustive.RECOVERS", set())
+    with pytest.raises(AssertionError, match=says):
+        search(death)
+
+
+@pytest.mark.parametrize(
+    ("where", "broken", "death", "says"),
+    [
+        ("leader.paused", lambda _view: "", "pause", "while the job is paused"),
+        ("lanes.draining", lambda _view: frozenset(), "drain e1", "drain: r0 keeps"),
+        ("leader.parking", lambda _view, _facts: (), "e1 flaps", "parked: .'e1'. flaps"),
+        ("lanes.away", lambda *_about: "", "park e1", "a parked node is in a lane"),
+    ],
+)
+def test_the_search_finds_leaders_that_do_not_listen(
+    monkeypatch: pytest.MonkeyPatch, where: str, broken: Callable[..., object], death: str, says: str
+) -> None:
+    """A leader that ignores pause, a drain, a node that flaps, or that it has parked one."""
+    monkeypatch.setattr(f"refitd.epoch.{where}", broken)
     monkeypatch.setattr("test_epoch_exhaustive.RECOVERS", set())
     with pytest.raises(AssertionError, match=says):
         search(death)

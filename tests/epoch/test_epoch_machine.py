@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import hypothesis.strategies as st
+import pytest
 from epoch_cluster import Cluster
 from epoch_invariants import (
     assert_i1_no_mix,
     assert_i6_no_changed_memory,
     assert_i7_newest_reached,
     assert_i8_records_at_baseline,
+    assert_operators_are_heard,
 )
-from hypothesis import HealthCheck, settings
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from refitd.epoch.facts import Facts, Write
 
@@ -182,8 +191,13 @@ class Machine(RuleBasedStateMachine):
             assert stored.value.id in self.cluster.weights, f"I3: {replica} committed what was never published"
 
     def teardown(self) -> None:
-        """I7: faults stop, everybody returns, trainers go on: every replica reaches the newest publication."""
+        """What operators want is done; then I7: faults stop, everybody returns, trainers go on: every replica reaches
+        the newest publication."""
         cluster = self.cluster
+        cluster.facts = Facts(flapping=cluster.facts.flapping)
+        cluster.settle()
+        if cluster.leads():
+            assert_operators_are_heard(cluster.view, cluster.facts)
         cluster.peace()
         for name, node in cluster.nodes.items():
             for key in [key for key, rank in node.ranks.items() if not rank.alive]:
@@ -201,3 +215,47 @@ Machine.TestCase.settings = settings(
     suppress_health_check=list(HealthCheck),
 )  # fmt: skip
 TestCluster = Machine.TestCase
+
+
+PLANTED = {
+    "leader.paused": (lambda _view: "", "while the job is paused"),
+    "leader.parking": (lambda _view, _facts: (), "parked: |I7"),
+    "lanes.away": (lambda *_about: "", "a parked node is in a lane"),
+    "refits._room": (lambda _view, _facts: 99, "max_dirty: "),
+}
+
+
+@pytest.mark.parametrize("where", sorted(PLANTED))
+def test_it_finds_leaders_that_do_not_listen(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    """A leader that ignores pause or what it has parked, that parks nobody, or orders too many at once."""
+    broken, says = PLANTED[where]
+    monkeypatch.setattr(f"refitd.epoch.{where}", broken)
+    hunt = settings(Machine.TestCase.settings, max_examples=200, phases=[Phase.generate], report_multiple_bugs=False)
+    with pytest.raises(AssertionError, match=says):
+        run_state_machine_as_test(Machine, settings=hunt)
+
+
+def joined_by_a_third() -> Cluster:
+    """Two replicas serve the publication, the node of one drains, and a third joins while the trainer is gone."""
+    cluster = Cluster({
+        "t0": {"trainer/run1/0": (1, "ab")}, "e0": {"engine/r0/0": (1, "ab")}, "e1": {"engine/r1/0": (1, "ab")},
+        "e2": {"engine/r2/0": (1, "ab")},
+    })  # fmt: skip
+    cluster.kill_rank("e2", "engine/r2/0")
+    cluster.publish("t0", "trainer/run1/0", 1)
+    cluster.settle()
+    cluster.drain("e0")
+    cluster.kill_node("t0")
+    cluster.start_rank("e2", "engine/r2/0")
+    return cluster
+
+
+def test_a_joiner_reads_from_who_does_not_drain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It gets everything from r1 alone; a leader that does not care where it reads is found."""
+    cluster = joined_by_a_third()
+    cluster.settle()
+    assert cluster.view.lanes["r2"].value.source_nodes == {"e1"}
+    assert cluster.lagging() == []
+    monkeypatch.setattr("refitd.epoch.holders.draining", lambda _view: frozenset())
+    with pytest.raises(AssertionError, match=r"drain: r2 reads from \['e0'\], and need not"):
+        joined_by_a_third().settle()

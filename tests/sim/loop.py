@@ -272,3 +272,39 @@ class Thread:
         del timeout
         if self._done is not None:
             wait(self._done)
+
+
+class RLock:
+    """`threading.RLock` where nobody is interrupted."""
+
+    def __enter__(self) -> bool:
+        return True
+
+    def __exit__(self, *_error: object) -> None:
+        """As the real one has it."""
+
+
+class Condition(RLock):
+    """`threading.Condition` for blocking code in virtual time; its lock is nothing."""
+
+    def __init__(self) -> None:
+        self._waiting: list[asyncio.Future[None]] = []
+
+    def notify_all(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for future in waiting:
+            _set(future)
+
+    def wait(self, timeout: float | None = None) -> None:
+        future = loop().create_future()
+        self._waiting.append(future)
+        if timeout is not None:
+            loop().call_later(max(timeout, 0.0), _set, future)
+        wait(future)
+        self._waiting = [other for other in self._waiting if other is not future]
+
+    def wait_for(self, holds: Callable[[], bool], timeout: float) -> bool:
+        end = loop().time() + timeout
+        while not holds() and loop().time() < end:
+            self.wait(end - loop().time())
+        return holds()

@@ -30,7 +30,7 @@ from .client import SimClient
 from .engine import Replica
 from .etcd import SimEtcd
 from .hook import SimHook
-from .loop import PROCESS, Event, Process, Thread, VirtualLoop, loop
+from .loop import PROCESS, Condition, Event, Process, RLock, Thread, VirtualLoop, loop
 from .memory import SimMemory, identity
 from .mover import SimHandle, SimPool
 from .net import KERNEL, End, Net, Socket
@@ -340,12 +340,16 @@ class World:
     @contextlib.contextmanager
     def virtual(self) -> Iterator[None]:
         """Time, chance, threads and the data port of the real code, replaced by ours for a while."""
-        threads = types.SimpleNamespace(Event=Event, Thread=Thread)
+        threads = types.SimpleNamespace(
+            Event=Event, Thread=Thread, Condition=Condition, RLock=RLock, current_thread=lambda: None
+        )
         with contextlib.ExitStack() as stack:
             for target, fake in {
                 "time.monotonic": self.loop.time,
                 "uuid.uuid4": lambda: uuid.UUID(int=self.number()),
                 "refitd.daemon.agree.threading": threads,
+                "refitd.store.keeper.threading": threads,
+                "refitd.store.keeper.random": self.rng,
                 "refitd.daemon.job.fetch_blob": self.fetch_blob,
                 "refitd.daemon.job.Limit": SimLimit,
                 "refitd.daemon.membership.boot_id": self._boot_id,
