@@ -32,6 +32,7 @@ from refitd.telemetry.logs import setup
 from refitd.telemetry.metrics import Metrics
 from refitd.telemetry.notify import Notifier
 
+START_SECONDS = 60.0  # until a store answers whether it can be used; a child of our own must start first
 STUCK_SECONDS = 60.0  # more than a pass of a job's loop takes that asks one dead node after the other
 
 
@@ -62,6 +63,7 @@ class Daemon:
         self._data = DataServer(config.data.host, config.data.port, self._secret, self._take_edge, self._find_blob)
         self._data.start()
         store = config.store
+        self._notify.extend(START_SECONDS)
         self._store = await asyncio.to_thread(
             open_store, store.url, user=store.user, password_file=store.password_file, ca=store.ca,
             cert=store.cert, key=store.key, request_timeout=store.request_timeout,
@@ -157,8 +159,8 @@ class Daemon:
 
     def _log_hook(self, event: str, facts: dict[str, Any]) -> None:
         self._log.warning(event, **facts)
-        if event == "client_refused":
-            self.metrics.hook_error("protocol")
+        if code := {"client_refused": "protocol", "request_failed": "internal"}.get(event):
+            self.metrics.hook_error(code)
 
 
 def _lock_node(config: Config) -> int:

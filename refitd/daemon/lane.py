@@ -265,7 +265,7 @@ class LaneDriver:
     def tell(self, rank: LocalRank, ticket: Ticket) -> None:
         """Send a ticket (receive, apply) or the word that a receive is committed; once under one token."""
         publication = PubId(ticket.generation, ticket.revision)
-        rank.told = (ticket.kind, publication, self.token)
+        rank.told, rank.told_at = (ticket.kind, publication, self.token), time.monotonic()
         rank.step = ticket.step
         if ticket.kind == "commit":
             body = Ticket(**{**ticket.to_json(), "kind": "receive"})

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from refitd.daemon.slow import links, slow
+from refitd.daemon.slow import links
 from refitd.daemon.status import status
 from refitd.epoch.refits import lag
 from refitd.epoch.reports import ready
@@ -88,10 +88,7 @@ class Observer:
         """What the status page shows."""
         daemon = self._daemon
         seen = status(daemon)
-        more = {
-            name: {"links": links(job), "slow": list(slow(job)), "max_lag": job.config.job.max_lag}
-            for name, job in daemon.jobs.items()
-        }
+        more = {name: {"links": links(job), "max_lag": job.config.job.max_lag} for name, job in daemon.jobs.items()}
         return {
             **seen, "jobs": {name: {**seen["jobs"][name], **extra} for name, extra in more.items()},
             "now": time.time(), "version": version(), "problem": self.health(),

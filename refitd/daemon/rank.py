@@ -83,6 +83,7 @@ class LocalRank:
     complete: PubId | None = None  # the publication that the memory we fill holds as a whole, committed or not
     relending: bool = False
     told: tuple[str, PubId, int] | None = None  # the last ticket or commit event, and its token
+    told_at: float = 0.0  # when (monotonic seconds)
     step: int = 0
     came_with: PubId = NO_PUBLICATION  # what the client served when it registered
 

@@ -14,7 +14,7 @@ from refitd.daemon.job import Job
 from refitd.daemon.rank import NO_PUBLICATION, LocalRank, lent_memory, shadow_memory
 from refitd.daemon.status import status
 from refitd.epoch.records import PubId, check_name
-from refitd.errors import InputError, LayoutError, Refused
+from refitd.errors import InputError, LayoutError, RefitdError, Refused
 from refitd.hook.answers import code_of
 from refitd.hook.memfd import read_document
 from refitd.hook.messages import ADMIN, ENGINE, HOST_SHADOW, TRAINER, Ticket
@@ -75,7 +75,7 @@ class Requests:
             raise Refused("method", "one that this daemon carries out", message["method"])
         try:
             return await method(session, message, fds)
-        except InputError as error:
+        except RefitdError as error:
             self._daemon.metrics.hook_error(code_of(type(error)))
             self._log.warning("request_refused", rank=session.key, method=message["method"], error=str(error))
             raise
@@ -196,6 +196,8 @@ class Requests:
         del fds
         job, rank = self._rank(session, ENGINE)
         rank.step = self._check_ticket(session, message["ticket"]).step
+        if rank.told_at:
+            job.metrics.phase("apply", time.monotonic() - rank.told_at)
         job.poke_lane(session.group)
         return NOTHING
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from refitd.daemon.slow import slow
 from refitd.epoch.records import Control
 from refitd.epoch.reports import why_not
 from refitd.epoch.stage import committed, stage
@@ -53,6 +54,7 @@ def _job(job: Job) -> dict[str, Any]:
         "replicas": [_replica(job, replica) for replica in sorted(view.replicas())],
         "ranks": [_rank(job, key) for key in sorted(job.ranks)],
         "last_refit": _last_refit(job),
+        "slow": list(slow(job)),
     }
 
 

@@ -34,7 +34,7 @@ def plain_status(answer: Facts) -> str:
     """The whole status, a line for each thing, columns aligned with spaces."""
     blocks = [headline(answer)]
     for name, job in answer["jobs"].items():
-        blocks.append(job_line(name, job))
+        blocks.append("\n".join([job_line(name, job), *job.get("slow", ())]))
         blocks += ["\n".join(_aligned(table)) for table in job_tables(job)]
     return "\n\n".join(blocks)
 
@@ -121,6 +121,8 @@ def _print_rich(answer: Facts, stream: TextIO) -> None:
     for name, job in answer["jobs"].items():
         style = "bold yellow" if job["paused"] else "bold"
         console.print("\n" + job_line(name, job), markup=False, style=style)
+        for sentence in job.get("slow", ()):
+            console.print(sentence, markup=False, style="red")
         for table in job_tables(job):
             console.print(_rich_table(table))
 

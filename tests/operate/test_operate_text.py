@@ -69,6 +69,14 @@ def test_what_operators_asked_for_is_shown() -> None:
     assert lines[-1].endswith("draining: its operator drains it")
 
 
+def test_what_takes_too_long_is_said_first() -> None:
+    """Sentences about slow lanes stand below the job's line; where none is slow there is no empty line."""
+    slow = "replica r0 has been in transfer for 8.2 s: trainer/a/0 -> engine/r0/1 over network, 3 MB of 12 MB"
+    lines = plain_status(answer(slow=[slow])).splitlines()
+    assert lines[3] == slow
+    assert plain_status(answer(slow=[])) == PLAIN
+
+
 def test_a_job_without_lanes_and_a_daemon_without_jobs() -> None:
     """Nothing is made up: tables without rows are left out."""
     empty = answer(leader=None, publication=None, paused=True, members=[], lanes=[], replicas=[])

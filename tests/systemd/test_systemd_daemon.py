@@ -81,6 +81,7 @@ def test_ready_watchdog_reload_and_stop(manager: Manager) -> None:
     quiet = {"log.level": "warning", "store.url": "etcd://127.0.0.1:9", "metrics.listen": ""}
     with LocalDaemon(config=quiet, environ=environ(manager)) as daemon:
         assert manager.wait_for("READY=1").startswith(f"READY=1\nSTATUS=serving {daemon.socket}")
+        assert "EXTEND_TIMEOUT_USEC=60000000" in manager.heard
         assert manager.pings(4.5) >= 2
         os.kill(daemon.pid, signal.SIGSTOP)
         manager.pings(0.2)

@@ -117,7 +117,7 @@ def test_a_refit_is_seen_on_every_page(daemon: LocalDaemon, clients: tuple[Train
     assert value("refitd_plan_duration_seconds_count", plan="whole") == value("refitd_lane_turns_total", cause="join")
     assert value("refitd_transfer_bytes_total", gpu="0", link="network", direction="tx") == NBYTES
     assert value("refitd_transfer_bytes_total", gpu="1", link="network", direction="rx") == NBYTES
-    for phase in ("offer", "transfer", "verify", "commit"):
+    for phase in ("offer", "transfer", "verify", "commit", "apply"):
         assert value("refitd_refit_duration_seconds_count", phase=phase, outcome="ok") == 1
     achieved = value("refitd_achieved_bandwidth_bytes_per_second", link="network")
     assert achieved is not None
@@ -173,6 +173,7 @@ def test_a_slow_link_is_named_within_ten_seconds(daemon: LocalDaemon, clients: t
         assert value("refitd_loans", refit_job="grpo", side="trainer") == 1
         assert value("refitd_loans", refit_job="grpo", side="engine") == 1
         assert fetch(daemon, "/readyz?job=grpo&replica=r0&max_lag=5")[0] == 503
+        assert daemon.status()["jobs"]["grpo"]["slow"][0].startswith("replica r0 has been in transfer for")
         assert main(["limit", "grpo", "none", "--socket", daemon.socket]) == 0
     finally:
         refitting.join()
