@@ -97,8 +97,9 @@ class Agreement:
 
     @property
     def renewed(self) -> float:
-        """When the renewal of our lease that succeeded last was sent (monotonic seconds); 0 before the first."""
-        return max(self._deadline - self._ttl, 0.0)
+        """When the renewal of our lease that succeeded last was sent (monotonic seconds); 0 where we have no lease."""
+        deadline = self._keeper.deadline if self._keeper else 0.0
+        return max(deadline - self._ttl, 0.0)
 
     @property
     def contact_seconds(self) -> float:

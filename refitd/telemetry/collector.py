@@ -90,10 +90,11 @@ def _jobs(jobs: tuple[JobFacts, ...]) -> Iterator[Metric]:
     yield plain("refitd_publication_revision", "Revision of the newest publication.", lambda fact: fact.revision)
     yield plain("refitd_publication_step", "Training step of the newest publication.", lambda fact: fact.step)
     yield plain("refitd_store_lease_held", "Whether this node's lease surely stands.", lambda fact: fact.lease_held)
-    yield plain(
+    yield _gauge(
         "refitd_store_last_contact_timestamp_seconds",
         "When the store last renewed this node's lease, by this node's clock.",
-        lambda fact: fact.contact_at,
+        (JOB,),
+        [((fact.job,), fact.contact_at) for fact in jobs if fact.contact_at],  # without a lease there is no such time
     )
     yield _by_state(jobs, "refitd_members", "Nodes of the job, as its leader sees them.", "state", lambda f: f.members)
     yield _by_state(

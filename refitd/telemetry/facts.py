@@ -30,7 +30,7 @@ class JobFacts:
     """One job on this node.
 
     ``generation``, ``revision``, ``step``: the newest publication, 0 before the first. ``lease_held``: our lease in the
-    store surely stands; ``contact_at``: when the store last renewed it, 0 for never. ``members`` (by state: active,
+    store surely stands; ``contact_at``: when the store last renewed it, 0 without one. ``members`` (by state: active,
     draining, parked) and ``replicas`` (by state: ready, behind) are the leader's count of the whole job and empty
     elsewhere. ``loans``: memories lent to us now, by side; ``movers``: this node's ranks by whether their mover runs
     or starts.

@@ -22,8 +22,8 @@ PUBLISHED = PubId(1, 7)
 
 def source(offer: Offer | None, word: int) -> LocalRank:
     """A trainer rank whose open offer is ``offer``."""
-    session = cast(Any, SimpleNamespace(key=KEY))
-    rank = LocalRank(session, cast(Any, None), "digest", "trainer", ControlPage.create())
+    session = cast("Any", SimpleNamespace(key=KEY))
+    rank = LocalRank(session, cast("Any", None), "digest", "trainer", ControlPage.create())
     rank.offer = LocalOffer(offer, word, 0.0) if offer else None
     return rank
 
@@ -36,7 +36,8 @@ def attempt() -> Attempt:
     context = SimpleNamespace(node="a", agreement=SimpleNamespace(view=view), ranks={})
     driver = SimpleNamespace(context=context, replica="r0")
     built = SimpleNamespace(handles={}, plan=None, program=None)
-    return Attempt(cast(Any, driver), Lane("r0", (), (), (), (), ""), cast(Any, built), cast(Any, None), PUBLISHED)
+    lane = Lane("r0", (), (), (), (), "")
+    return Attempt(cast("Any", driver), lane, cast("Any", built), cast("Any", None), PUBLISHED)
 
 
 def test_i6_a_trainer_that_offered_anew_is_not_read_as_the_old_publication(attempt: Attempt) -> None:

@@ -183,6 +183,9 @@ def test_what_others_own_comes_and_goes(metrics: Metrics) -> None:
     assert value(metrics, "refitd_store_requests_total", kind="txn") == 12
     assert value(metrics, "refitd_store_requests_total", kind="other") == 3
     assert value(metrics, "refitd_planned_bandwidth_bytes_per_second", link="network") == 5e10
+    facts[0] = NodeFacts((a_job(contact_at=0.0, lease_held=False),))
+    assert value(metrics, "refitd_store_lease_held", refit_job="grpo") == 0
+    assert value(metrics, "refitd_store_last_contact_timestamp_seconds", refit_job="grpo") is None
     facts[0] = NodeFacts((job,), replicas[1:])
     assert value(metrics, "refitd_replica_step", refit_job="grpo", replica="r0") is None
     assert value(metrics, "refitd_replica_step", refit_job="grpo", replica="r1") == 6
