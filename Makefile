@@ -49,7 +49,9 @@ bench: $(VENV)/.installed
 
 # Files of the system and the wheel, below DESTDIR. The program itself: docs/systemd.md.
 install: install-files
+	rm -rf build
 	$(PY) -m pip wheel -q --disable-pip-version-check --no-deps -w "$(DESTDIR)$(SHARE)/wheels" .
+	rm -rf build
 
 install-files:
 	install -d -m 0755 "$(DESTDIR)$(UNITS)" "$(DESTDIR)$(SHARE)/dashboards" "$(DESTDIR)$(SHARE)/examples"
