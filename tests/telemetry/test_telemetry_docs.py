@@ -35,3 +35,4 @@ def test_the_cost_of_a_scrape_is_measured(monkeypatch: pytest.MonkeyPatch, capsy
     assert found["series"] == series(busy_node())
     assert found["bytes"] > 50_000
     assert 0 < found["p50_ms"] <= found["p99_ms"]
+    assert found["cpu_ms"] > 0
