@@ -7,7 +7,6 @@ may run at any time and as often as anybody likes.
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from typing import Any
 
@@ -15,6 +14,7 @@ import structlog
 
 from refitd.daemon.attempt import Attempt, Built
 from refitd.daemon.context import Context
+from refitd.daemon.counting import cause_of, outcome_of
 from refitd.daemon.prepare import Preparer
 from refitd.daemon.rank import NO_PUBLICATION, LocalRank
 from refitd.daemon.turn import build_lane, revoke_all
@@ -119,13 +119,14 @@ class LaneDriver:
             for key, verified in (await revoke_all(self.built, self._log)).items():
                 self._absorb(key, verified)
         self._interrupt(lane.reason if lane else "the lane does not use this node any more")
+        before = self.lane
         self.token, self.lane, self.built, self.attempt, self._failure = token, lane, None, None, None
         self._preparer.reset()
         if lane is None:
             self._withdraw_ticket()
             return
         self._log.info("lane_turned", token=token, reason=lane.reason)
-        self.context.metrics.lane_turned(_cause(lane.reason))
+        self.context.metrics.lane_turned(cause_of(before, lane, self.context.agreement.view.drains))
         if all(self._is_current(slot) for slot in self.my_slots()):
             self.built = await build_lane(self)
 
@@ -159,7 +160,7 @@ class LaneDriver:
         if now[:2] != self._stage[:2]:
             self._log.debug("stage", stage=now.name, publication=now.publication, reason=now.reason)
             declared = self._stage.name == "transfer" and self.attempt and self.attempt.declared
-            self._time_phase("verify" if declared else self._stage.name, _outcome(self._stage, now))
+            self._time_phase("verify" if declared else self._stage.name, outcome_of(self._stage, now))
             if now.name == "committed" and now.publication:
                 self.context.metrics.ended(self._refit(now.publication), "ok")
         self._stage = now
@@ -377,19 +378,3 @@ class LaneDriver:
             self._absorb(key, self.attempt.last_verified(key) if self.attempt else [])
             self.built.gone(key)
             self.poke()
-
-
-def _outcome(left: Stage, now: Stage) -> str:
-    """How a phase ended, for counting: the lane went on, went for another publication, or must try again."""
-    if now.name in ("transfer", "commit", "committed"):
-        return "ok"
-    return "superseded" if now.publication != left.publication and now.name in ("prepare", "idle") else "failed"
-
-
-def _cause(reason: str) -> str:
-    """The kind of a turn, for counting."""
-    if reason.startswith("again"):
-        return "failure"
-    if len(set(re.findall(r"trainer/([^/]+)/", reason))) > 1:  # one run goes and another comes
-        return "generation"
-    return "death" if "-(" in reason else "join"

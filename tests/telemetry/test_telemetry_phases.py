@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from refitd.daemon.lane import _cause, _outcome
-from refitd.epoch.records import PubId
+from refitd.daemon.counting import cause_of, outcome_of
+from refitd.epoch.records import Lane, PubId, SlotId
 from refitd.epoch.stage import Stage
 from refitd.telemetry.metrics import CAUSES, OUTCOMES
 
@@ -28,7 +28,7 @@ def test_a_phase_ends_well_where_the_lane_went_on(
     left: tuple[str, PubId], now: tuple[str, PubId | None], outcome: str
 ) -> None:
     """Forwards is ok, another publication supersedes, and anything else must be done again."""
-    assert _outcome(Stage(*left, ""), Stage(*now, "")) == outcome
+    assert outcome_of(Stage(*left, ""), Stage(*now, "")) == outcome
     assert outcome in OUTCOMES
 
 
@@ -46,5 +46,15 @@ def test_a_phase_ends_well_where_the_lane_went_on(
 )
 def test_a_turn_has_a_cause(reason: str, cause: str) -> None:
     """The leader's words say who came and who went."""
-    assert _cause(reason) == cause
+    assert cause_of(None, Lane("r0", (), (), (), (), reason), ()) == cause
     assert cause in CAUSES
+
+
+def test_a_node_that_asked_to_go_leaves() -> None:
+    """The same words are a leave where the node that goes is drained, and not where another one is."""
+    source = SlotId("trainer/a/0", "n1", 7, 1)
+    before = Lane("r0", (), (source,), (), (), "")
+    after = Lane("r0", (), (), (), (), "sources changed: -(trainer/a/0)")
+    assert cause_of(before, after, {"n1"}) == "leave"
+    assert cause_of(before, after, {"n2"}) == "death"
+    assert cause_of(before, before, {"n1"}) == "join"
