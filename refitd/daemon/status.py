@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from refitd.daemon.slow import slow
 from refitd.epoch.records import Control
-from refitd.epoch.reports import why_not
-from refitd.epoch.stage import committed, stage
+from refitd.epoch.reports import ready
+from refitd.epoch.stage import stage
 from refitd.epoch.view import View
 
 if TYPE_CHECKING:
@@ -82,16 +82,15 @@ def _lane(job: Job, replica: str) -> dict[str, Any]:
 
 def _replica(job: Job, replica: str) -> dict[str, Any]:
     view = job.agreement.view
-    commit, newest, stored = view.commits.get(replica), view.newest, view.lanes.get(replica)
-    modes = {info.mode for info in view.replicas()[replica].values()}
-    done = bool(newest and stored and stored.value.members and committed(view, stored.value, newest))
+    commit, modes = view.commits.get(replica), {info.mode for info in view.replicas()[replica].values()}
+    serves, why = ready(view, replica, job.config.job.max_lag)
     return {
         "name": replica,
         "publication": list(commit.value.id) if commit else None,
         "step": commit.value.step if commit else None,
         "lag": _lag(view, replica),
-        "ready": done,
-        "why": "" if done or newest is None else why_not(view, replica),
+        "ready": serves,
+        "why": "" if serves else why,
         "mode": ", ".join(sorted(modes)),
     }
 

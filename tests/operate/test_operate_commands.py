@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -128,27 +129,59 @@ def test_a_job_that_nobody_is_in_is_refused(daemon: LocalDaemon, capsys: pytest.
     assert "nobody" not in daemon.status()["jobs"]
 
 
+@contextlib.contextmanager
+def moving(daemon: LocalDaemon, name: str, rate: int = 1_000_000) -> Iterator[None]:
+    """A job whose engine receives 3 MB, at 1 MB a second; ends when it has them."""
+    layout, memory = split_layout({"w": ((3, 250_000), "float32")}, 0, 1), np.zeros((3, 250_000), np.float32)
+    with (
+        connect_trainer(name, "run0", 0, 1, daemon.socket) as trainer,
+        connect_engine(name, "r0", 0, 1, daemon.socket) as engine,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        trainer.plan_seconds = 60.0
+        trainer.register(layout)
+        engine.register(layout)
+        wait_until(lambda: shown(daemon, name)["joined"] and shown(daemon, name)["replicas"], "the job", 30)
+        ask("limit", daemon.socket, job=name, rate=rate)
+        offer = trainer.publish(1, {"w": np.ones((3, 250_000), np.float32)})
+        ticket = engine.pending(wait=60.0)
+        assert ticket is not None
+        received = pool.submit(engine.receive, ticket, {"w": memory}, timeout=60.0)
+        wait_until(lambda: shown(daemon, name)["lanes"][0]["stage"] == "transfer", "the transfer", 30)
+        yield
+        received.result(60.0)
+        assert offer.committed(timeout=60.0).committed == ["r0"]
+        assert memory.min() == 1
+
+
 def test_a_drain_waits_says_what_for_and_can_be_taken_back(capsys: pytest.CaptureFixture[str]) -> None:
-    """The only node holds everything: not drained within the time, status 1, and the wish stands until cancelled."""
-    with LocalDaemon(config={"timeouts.offer": 60.0}) as daemon:
+    """While bytes move: not drained within the time, status 1, and the wish stands until cancelled."""
+    with LocalDaemon(links="network", config={"timeouts.offer": 60.0}) as daemon:
         said = Said(daemon, capsys, "drain", "--json")
         assert (said.code, said.json) == (0, {"ok": True, "drained": True, "reason": "this node has no job"})
         Said(daemon, capsys, "drain", "--cancel")
-        with job(daemon, "held"):
-            said = Said(daemon, capsys, "drain", "--timeout", "0.5", "--json")
+        with moving(daemon, "held"):
+            said = Said(daemon, capsys, "drain", "--timeout", "0.3", "--json")
             assert (said.code, said.json["ok"], said.json["drained"]) == (1, False, False)
-            assert said.json["reason"].startswith("held: lane r0 uses ")
-            facts = daemon.status()
-            assert facts["drain"]["wanted"] is True
+            assert said.json["reason"] == "held: lane r0 uses engine/r0/0, trainer/run0/0"
+            assert daemon.status()["drain"]["wanted"] is True
             assert shown(daemon, "held")["draining"] == [{"node": "node0", "reason": "its operator drains it"}]
             said = Said(daemon, capsys, "drain", "--cancel", "--json")
             assert (said.code, said.json) == (0, {"ok": True, "drained": False, "reason": "this node takes part again"})
             wait_until(lambda: not shown(daemon, "held")["draining"], "the record to go")
-            assert daemon.status()["drain"] == {
-                "wanted": False,
-                "drained": False,
-                "reason": daemon.status()["drain"]["reason"],
-            }
+            found = daemon.status()["drain"]
+            assert (found["wanted"], found["drained"]) == (False, False)
+
+
+def test_a_drain_ends_once_the_transfer_has(capsys: pytest.CaptureFixture[str]) -> None:
+    """The refit under way is committed first; then the lane closes."""
+    with LocalDaemon(links="network", config={"timeouts.offer": 60.0}) as daemon, moving(daemon, "last"):
+        said = Said(daemon, capsys, "drain", "--timeout", "60", "--json")
+        assert (said.code, said.json) == (
+            0, {"ok": True, "drained": True, "reason": "last: no lane uses this node"},
+        )  # fmt: skip
+        lane = shown(daemon, "last")["lanes"][0]
+        assert (lane["stage"], lane["turned"]) == ("gone", "node0: draining")
 
 
 def test_a_drain_counts_for_jobs_that_come_later(capsys: pytest.CaptureFixture[str]) -> None:
