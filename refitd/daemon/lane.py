@@ -188,7 +188,9 @@ class LaneDriver:
         self._check_deadline()
 
     async def _transfer(self, publication: PubId) -> None:
-        if self.attempt is None and self.lane and self.built:
+        if (
+            self.attempt is None and self._failure is None and self.lane and self.built
+        ):  # a failure is said, not repeated
             self.attempt = await Attempt.start(self, self.lane, self.built, publication)
         attempt = self.attempt
         if attempt and attempt.verified and not attempt.declared:

@@ -1,0 +1,53 @@
+"""A lane on one node, driven by hand."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import MagicMock
+
+import pytest
+
+from refitd.daemon import lane as lane_module
+from refitd.daemon.attempt import Attempt
+from refitd.daemon.lane import LaneDriver
+from refitd.epoch.records import Lane, PubId
+from refitd.epoch.stage import Stage
+from refitd.errors import TransportError
+
+PUBLISHED = PubId(1, 7)
+
+
+def test_an_attempt_that_cannot_begin_is_told_to_the_leader_and_not_begun_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else the lane would fail again before it had said so, and movers would be given the same run for ever."""
+    tries, said = [], []
+
+    async def start(*_args: Any) -> Attempt:
+        tries.append(1)
+        raise TransportError(("a", "b"), "the rank went while its attempt was planned")
+
+    async def speak(driver: LaneDriver) -> None:
+        said.append(driver._failure)
+
+    async def scenario() -> None:
+        view = SimpleNamespace(lanes={"r0": SimpleNamespace(value=Lane("r0", (), (), (), (), ""), revision=5)})
+        context = MagicMock(node="a", agreement=SimpleNamespace(view=view))
+        driver = LaneDriver(context, "r0")
+        driver.token, driver.lane = 5, Lane("r0", (), (), (), (), "")
+        driver.built = cast("Any", SimpleNamespace(ready=True))
+        driver._preparer.prepared = PUBLISHED
+        monkeypatch.setattr(Lane, "nodes", property(lambda _lane: {"a"}))
+        for _poke in range(5):
+            driver.poke()
+            await asyncio.sleep(0.01)
+        await driver.close()
+
+    monkeypatch.setattr(Attempt, "start", start)
+    monkeypatch.setattr(LaneDriver, "_speak", speak)
+    monkeypatch.setattr(lane_module, "stage", lambda _view, _replica: Stage("transfer", PUBLISHED, ""))
+    asyncio.run(scenario())
+    assert len(tries) == 1
+    assert said[-1] == ((), "edge a -> b: the rank went while its attempt was planned", False)
