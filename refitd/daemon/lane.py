@@ -188,9 +188,8 @@ class LaneDriver:
         self._check_deadline()
 
     async def _transfer(self, publication: PubId) -> None:
-        if (
-            self.attempt is None and self._failure is None and self.lane and self.built
-        ):  # a failure is said, not repeated
+        failed = self._failure is not None  # it is to be said, not repeated
+        if self.attempt is None and not failed and self.lane and self.built:
             self.attempt = await Attempt.start(self, self.lane, self.built, publication)
         attempt = self.attempt
         if attempt and attempt.verified and not attempt.declared:
