@@ -16,20 +16,19 @@ from refitd.daemon.attempt import Attempt, Built
 from refitd.daemon.context import Context
 from refitd.daemon.counting import cause_of, outcome_of
 from refitd.daemon.prepare import Preparer
-from refitd.daemon.rank import NO_PUBLICATION, LocalRank
+from refitd.daemon.rank import LocalRank
 from refitd.daemon.turn import build_lane, revoke_all
+from refitd.daemon.voice import Failure, Voice
 from refitd.epoch.codec import encode
-from refitd.epoch.records import Ack, Commit, Lane, PubId, Slot, SlotId
+from refitd.epoch.records import Commit, Lane, PubId, Slot, SlotId
 from refitd.epoch.stage import Stage, stage
 from refitd.errors import MismatchError, PlanError, RefitdError, StoreError
 from refitd.failpoints import PHASES, failpoint
 from refitd.hook.messages import Ticket
 from refitd.mover.handle import MoverHandle
 from refitd.plan import Held
-from refitd.store import Compare, CreateRevision, ModRevision
+from refitd.store import ModRevision
 from refitd.telemetry.history import Refit
-
-_BACKOFF = (0.0, 0.05, 0.2, 0.5, 1.0, 2.0)
 
 
 class LaneDriver:
@@ -44,9 +43,7 @@ class LaneDriver:
         self.held: dict[str, Held] = {}
         self.publication: PubId | None = None
         self._preparer = Preparer(self)
-        self._failure: tuple[tuple[str, ...], str, bool] | None = None
-        self._failures = 0
-        self._speak_after = 0.0
+        self._voice = Voice(self)
         self._phase_since = time.monotonic()
         self._connected_before = False
         self._stage = Stage("gone", None, "")
@@ -65,6 +62,11 @@ class LaneDriver:
     @property
     def stage(self) -> Stage:
         return self._stage
+
+    @property
+    def prepared(self) -> PubId | None:
+        """The publication that every rank of ours in the lane is ready for."""
+        return self._preparer.prepared
 
     @property
     def stage_seconds(self) -> float:
@@ -110,7 +112,8 @@ class LaneDriver:
         if self.lane is not None:
             self._enter(stage(self.context.agreement.view, self.replica))
             await self._act()
-            await self._speak()
+            if await self._voice.speak():
+                self.poke()
 
     # Turning.
 
@@ -120,8 +123,9 @@ class LaneDriver:
                 self._absorb(key, verified)
         self._interrupt(lane.reason if lane else "the lane does not use this node any more")
         before = self.lane
-        self.token, self.lane, self.built, self.attempt, self._failure = token, lane, None, None, None
+        self.token, self.lane, self.built, self.attempt = token, lane, None, None
         self._preparer.reset()
+        self._voice.reset()
         if lane is None:
             self._withdraw_ticket()
             return
@@ -132,7 +136,7 @@ class LaneDriver:
 
     def _interrupt(self, why: str) -> None:
         """Whatever phase the lane was in has come to nothing; where we failed ourselves, that was the reason."""
-        if self._stage.name in PHASES and self._stage.publication and self._failure is None:
+        if self._stage.name in PHASES and self._stage.publication and self._voice.failure is None:
             self.context.metrics.interrupted(self._refit(self._stage.publication), why)
         self._enter(Stage("gone", None, why))
 
@@ -179,7 +183,7 @@ class LaneDriver:
             self.publication, self.held = publication, {}
         if name == "prepare" and publication and self.built and self.built.ready:
             self._preparer.prepare(publication)
-        elif name == "transfer" and publication and self._preparer.prepared == publication:
+        elif name == "transfer" and publication and self.prepared == publication:
             await self._transfer(publication)
         elif name == "commit" and publication:
             await self._commit(publication)
@@ -188,7 +192,7 @@ class LaneDriver:
         self._check_deadline()
 
     async def _transfer(self, publication: PubId) -> None:
-        failed = self._failure is not None  # it is to be said, not repeated
+        failed = self._voice.failure is not None  # it is to be said, not repeated
         if self.attempt is None and not failed and self.lane and self.built:
             self.attempt = await Attempt.start(self, self.lane, self.built, publication)
         attempt = self.attempt
@@ -228,7 +232,7 @@ class LaneDriver:
         guard = ModRevision(agreement.compare_path(f"lanes/{self.replica}"), self.token)
         if await agreement.write(key, encode(commit), agreement.view.revision_of(key), guards=[guard]):
             self._log.info("committed", publication=publication, step=refit.step)
-            self._failures = 0
+            self._voice.committed()
             self.context.metrics.refit("ok")
 
     async def _committed(self, publication: PubId) -> None:
@@ -256,7 +260,7 @@ class LaneDriver:
 
     def taken_back(self, rank: LocalRank) -> None:
         """A receive was given up: whatever was said of that memory under this token is void."""
-        if self._preparer.prepared is not None:
+        if self.prepared is not None:
             self.fail((), f"{rank.key} took its memory back")
 
     def ticket(self, kind: str, publication: PubId) -> Ticket:
@@ -282,61 +286,22 @@ class LaneDriver:
             self._passed.add((name, self.token, publication))
             failpoint(name, role="daemon", node=self.context.node, lane=self.replica)
 
-    # Speaking.
+    # What goes wrong.
 
     def fail(self, edge: tuple[str, ...], reason: str, permanent: bool = False) -> None:
-        """This token will not do; the leader reads it in our ack. Repeated failures are said more and more slowly."""
-        if self._failure is None and self.lane is not None:
-            self._failure = (edge, reason, permanent)
-            delay = _BACKOFF[min(self._failures, len(_BACKOFF) - 1)]
-            self._failures += 1
-            self._speak_after = time.monotonic() + delay
+        """This token will not do; the leader reads it in our ack."""
+        if self._voice.failure is None and self.lane is not None:
+            failure = Failure(edge, reason, permanent)
+            delay = self._voice.fail(failure)
             self._log.warning("lane_failed", edge=edge, reason=reason, token=self.token)
             refit = self._refit(self.publication) if self.publication else None
-            self.context.metrics.refit("failed", refit, " -> ".join(edge) + (": " if edge else "") + reason)
+            self.context.metrics.refit("failed", refit, str(failure))
             asyncio.get_running_loop().call_later(delay, self.poke)
             self.poke()
 
     def _check_deadline(self) -> None:
         if self.built and not self.built.ready and time.monotonic() > self.built.deadline:
             self.fail((), f"not built in time: {', '.join(sorted(self.built.waiting))}")
-
-    async def _speak(self) -> None:
-        ack = self._ack()
-        agreement, key = self.context.agreement, f"acks/{self.replica}/{self.context.node}"
-        if ack is None or ack == agreement.view.ack(self.replica, self.context.node):
-            return
-        member = agreement.view.members.get(self.context.node)
-        if member is None or not agreement.alive:
-            return
-        guards: list[Compare] = [
-            ModRevision(agreement.compare_path(f"lanes/{self.replica}"), self.token),
-            CreateRevision(agreement.compare_path(f"members/{self.context.node}"), member.created),
-        ]
-        if await agreement.write(key, encode(ack), agreement.view.revision_of(key), leased=True, guards=guards):
-            self.poke()
-
-    def _ack(self) -> Ack | None:
-        served = min((rank.served for rank in self.my_members()), default=NO_PUBLICATION)
-        digest = self.built.plan.digest if self.built else ""
-        if self._failure:
-            edge, reason, permanent = self._failure
-            if time.monotonic() < self._speak_after:
-                return None
-            return Ack(self.token, digest, "failed", 0, 0, {}, served, edge, reason[:2000], permanent)
-        if not self.built or not self.built.ready:
-            return None
-        phase, publication = self._progress()
-        held = {key: self.context.keep_blob(held.to_bytes()) for key, held in sorted(self.held.items())}
-        shown = held if phase != "built" else {}
-        return Ack(self.token, digest, phase, *publication, shown, served)
-
-    def _progress(self) -> tuple[str, PubId]:
-        prepared = self._preparer.prepared
-        if prepared is None:
-            return "built", NO_PUBLICATION
-        done = self.attempt and self.attempt.declared and self.attempt.publication == prepared
-        return ("verified" if done else "prepared"), prepared
 
     # What movers say.
 

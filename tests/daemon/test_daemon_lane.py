@@ -12,6 +12,7 @@ import pytest
 from refitd.daemon import lane as lane_module
 from refitd.daemon.attempt import Attempt
 from refitd.daemon.lane import LaneDriver
+from refitd.daemon.voice import Voice
 from refitd.epoch.records import Lane, PubId
 from refitd.epoch.stage import Stage
 from refitd.errors import TransportError
@@ -29,8 +30,9 @@ def test_an_attempt_that_cannot_begin_is_told_to_the_leader_and_not_begun_again(
         tries.append(1)
         raise TransportError(("a", "b"), "the rank went while its attempt was planned")
 
-    async def speak(driver: LaneDriver) -> None:
-        said.append(driver._failure)
+    async def speak(voice: Voice) -> bool:
+        said.append(voice.failure)
+        return False
 
     async def scenario() -> None:
         view = SimpleNamespace(lanes={"r0": SimpleNamespace(value=Lane("r0", (), (), (), (), ""), revision=5)})
@@ -46,7 +48,7 @@ def test_an_attempt_that_cannot_begin_is_told_to_the_leader_and_not_begun_again(
         await driver.close()
 
     monkeypatch.setattr(Attempt, "start", start)
-    monkeypatch.setattr(LaneDriver, "_speak", speak)
+    monkeypatch.setattr(Voice, "speak", speak)
     monkeypatch.setattr(lane_module, "stage", lambda _view, _replica: Stage("transfer", PUBLISHED, ""))
     asyncio.run(scenario())
     assert len(tries) == 1

@@ -134,3 +134,18 @@ def test_joins_wait_for_each_other_and_clocks_start_anew() -> None:
         facts = patience.look(book.view, 2.0 + i / 10, True)
     assert facts.flapping == (("e2", 7),)
     assert patience.look(book.view, 70.0, True).flapping == ()
+
+
+def test_old_records_go_a_few_at_a_time() -> None:
+    """The acks of a hundred nodes that left a lane do not keep the leader from what is urgent."""
+    book, _target = standard()
+    for i in range(100):
+        book.put(f"acks/r0/gone{i:03}", Ack(1, "d", "built", 0, 0, {}, (0, 0)))
+    removed = 0
+    while found := reasons(book, "acks"):
+        assert len(found) == min(32, 100 - removed)
+        assert set(found.values()) == {"the node is not in the lane any more"}
+        for key in found:
+            book.delete(key)
+        removed += len(found)
+    assert removed == 100
