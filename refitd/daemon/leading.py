@@ -110,7 +110,9 @@ class Leading:
         """Write what was decided, if we still lead and nothing that it rests on has changed."""
         agreement = self._job.agreement
         leader = agreement.view.leader
-        if leader is None:
+        if (
+            leader is None or not self.ours
+        ):  # somebody may have followed us since the decision: theirs is no guard for us
             return False
         guards: list[Compare] = [CreateRevision(agreement.compare_path("leader"), leader.created)]
         guards += [ModRevision(agreement.compare_path(key), revision) for key, revision in write.guards]
