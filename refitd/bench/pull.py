@@ -126,7 +126,7 @@ def _own(pipe: Connection, pull: Pull, index: int) -> None:
     tensors = {f"w{i}": _values(pull, i)[part].clone() for i in range(pull.tensors)}
     torch.cuda.synchronize()
     driver = Driver(torch.cuda.current_device())
-    extents = {name: Extent(tensor.data_ptr(), tensor.nbytes, "bfloat16") for name, tensor in tensors.items()}
+    extents = {name: Extent(tensor.data_ptr(), tensor.nbytes) for name, tensor in tensors.items()}
     made = export(driver, extents)
     if made.refused or made.fds:
         raise BenchFailed(f"memory of cudaMalloc cannot be lent by handle: {made.refused}")

@@ -130,7 +130,8 @@ class Attempt:
         own, handle = ranks.get(key), self._built.handles[key]
         if own is None:
             raise TransportError((key, key), "the rank went while its attempt was planned")
-        mount(own, own, writable=not own.trains)  # an engine serves today what it receives into tomorrow
+        if program.sends() or not own.trains:
+            mount(own, own, writable=not own.trains)  # an engine serves today what it receives into tomorrow
         words = {key: own.own_word if key in self.members else self._source_word(own, key)}
         for source in {b.src for b in program.receives() if b.link == "peer" and b.stage == 0}:
             lender = ranks.get(source)

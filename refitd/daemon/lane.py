@@ -322,6 +322,8 @@ class LaneDriver:
             self._mover_failed(key, message)
         elif self.attempt:
             self.attempt.on_message(key, message)
+            if kind == "done":
+                self._log.debug("moved", rank=key, span=message.get("span"))
         self.poke()
 
     def _count_repair(self, built: Built) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+from typing import Any
+
 from refitd.daemon.rank import LocalRank
+from refitd.mover.handle import MoverHandle
 
 
 def mount(reader: LocalRank, owner: LocalRank, writable: bool) -> None:
@@ -20,10 +24,25 @@ def mount(reader: LocalRank, owner: LocalRank, writable: bool) -> None:
     ]  # fmt: skip
     message = {
         "kind": "mount", "memory": owner.key, "storages": described, "writable": writable,
-        "word_index": owner.word_index,
+        "word_index": owner.word_index, "device": memory.device,
     }  # fmt: skip
-    mover.send(message, [*memory.fds, owner.page.fd])
+    if memory.device is None:
+        mover.send(message, [*memory.fds, owner.page.fd])
+    else:
+        _send_with_owner(owner, mover, message, memory.fds)
     reader.mounted[owner.key] = memory.version
+
+
+def _send_with_owner(owner: LocalRank, mover: MoverHandle, message: dict[str, Any], fds: list[int]) -> None:
+    """With the owner's pidfd, so that a mover lets go of the memory of a dead process without being told."""
+    try:
+        pidfd = os.pidfd_open(owner.session.pid)
+    except ProcessLookupError:
+        return  # its session ends in a moment
+    try:
+        mover.send(message, [*fds, pidfd, owner.page.fd])
+    finally:
+        os.close(pidfd)
 
 
 def unmount(reader: LocalRank, key: str) -> None:

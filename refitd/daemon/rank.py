@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,14 +32,21 @@ class Region:
 
 @dataclass
 class Memory:
-    """A rank's storages as descriptors that we own. ``version`` changes with every other memory."""
+    """A rank's storages as descriptors that we own. ``version`` changes with every other memory.
+
+    ``device``: all of it is on a GPU, as the client describes it to the movers; nobody here looks into it further than
+    names and sizes.
+    """
 
     regions: tuple[Region, ...]
     fds: list[int]
     version: int
+    device: dict[str, Any] | None = None
 
     def same_as(self, other: Memory) -> bool:
         """Whether both describe the same places of the same files, so that movers need not map anything anew."""
+        if self.device is not None or other.device is not None:
+            return self.device == other.device  # its blocks have ids
         return self.regions == other.regions and _files(self.fds) == _files(other.fds)
 
     def close(self) -> None:
@@ -86,6 +93,7 @@ class LocalRank:
     told_at: float = 0.0  # when (monotonic seconds)
     step: int = 0
     came_with: PubId = NO_PUBLICATION  # what the client served when it registered
+    device: str | None = None  # UUID: where its weights will probably be
 
     @property
     def key(self) -> str:
@@ -171,6 +179,11 @@ class LocalRank:
             self.memory.close()
         self.memory = memory
 
+    def drop_device(self) -> None:
+        """Memory on a device that its owner is about to free: what describes it is of no use, and may keep it alive."""
+        if self.memory and self.memory.device is not None:
+            self.close()
+
     def close(self) -> None:
         if self.memory:
             self.memory.close()
@@ -196,14 +209,20 @@ def shadow_memory(layout: Layout, fd: int) -> Memory:
     return Memory(regions, [fd], _next_version())
 
 
-def lent_memory(layout: Layout, keep: Iterable[str], described: Sequence[dict[str, Any]], fds: Fds) -> Memory:
+def lent_memory(layout: Layout, keep: Iterable[str], message: Mapping[str, Any], fds: Fds) -> Memory:
     """The memory that came with a publish or receive. Raises Refused where storages are missing or of another size."""
+    described, device = message["memory"], message.get("device")
     wanted = {name: numel * ITEMSIZE[dtype] for name, (numel, dtype) in layout.storages.items()}
     regions = tuple(Region(m["name"], m["fd"], m["offset"], m["nbytes"]) for m in described)
     sizes = {region.name: region.nbytes for region in regions}
+    if device is not None:
+        if regions:
+            raise Refused("memory", "nothing beside memory on a device", f"{len(regions)} storages")
+        sizes = {storage["name"]: storage["nbytes"] for storage in device["storages"]}
     for name, nbytes in wanted.items():
         if name not in sizes and name not in keep and nbytes:
             raise Refused(f"memory.{name}", f"{nbytes} bytes", "nothing")
         if name in sizes and sizes[name] != nbytes:
             raise Refused(f"memory.{name}", f"{nbytes} bytes as registered", str(sizes[name]))
-    return Memory(tuple(region for region in regions if region.name in wanted), fds.take_all(), _next_version())
+    regions = tuple(region for region in regions if region.name in wanted)
+    return Memory(regions, fds.take_all(), _next_version(), device)

@@ -98,6 +98,7 @@ class Requests:
             rank.set_memory(shadow_memory(layout, fds.take(1)))
         state = message["state"]
         rank.step = state["step"] if state else 0
+        rank.device = message.get("device")
         job.add_rank(rank, data)
         self._log.info(
             "registered", job=session.job, rank=rank.key, mode=rank.mode, layout=rank.digest, pid=session.pid
@@ -133,7 +134,7 @@ class Requests:
     async def _publish(self, session: Session, message: Message, fds: Fds) -> Answer:
         job, rank = self._rank(session, TRAINER)
         if message["memory"] is not None:
-            rank.set_memory(lent_memory(rank.layout, rank.layout.kept, message["memory"], fds))
+            rank.set_memory(lent_memory(rank.layout, rank.layout.kept, message, fds))
         if rank.memory is None:
             raise Refused("memory", "storages with the first publish", "null")
         job.loans.open(rank, message["seq"], message["step"], message["word"])
@@ -159,7 +160,7 @@ class Requests:
         if rank.shadowed:
             raise Refused("receive", "an in_place rank", rank.mode)
         await self._await_mover(rank)
-        rank.set_memory(lent_memory(rank.layout, rank.layout.kept, message["memory"], fds))
+        rank.set_memory(lent_memory(rank.layout, rank.layout.kept, message, fds))
         rank.receiving, rank.lent_word, rank.told = ticket, message["word"], None
         rank.fill(None)
         job.poke_lane(session.group)
@@ -202,8 +203,10 @@ class Requests:
         return NOTHING
 
     async def _release(self, session: Session, message: Message, fds: Fds) -> Answer:
-        """The engine is about to move its weights, or has given a receive up: our movers let go of its memory first."""
+        """Weights are about to be moved, or a receive was given up: our movers let go of the memory first."""
         del fds, message
+        if session.side == TRAINER:
+            return await self._release_trainer(session)
         job, rank = self._rank(session, ENGINE)
         lane = job.lanes.get(session.group)
         if rank.receiving and lane:
@@ -212,7 +215,16 @@ class Requests:
             rank.receiving, rank.told = None, None
             rank.fill(None)
         await job.movers.unmap(rank)
+        rank.drop_device()
         job.poke()
+        return NOTHING
+
+    async def _release_trainer(self, session: Session) -> Answer:
+        job, rank = self._rank(session, TRAINER)
+        if rank.offer:
+            job.loans.withdraw(rank, rank.offer.offer.seq, "the trainer released its memory")
+        await job.movers.unmap(rank)
+        rank.close()
         return NOTHING
 
     def _check_ticket(self, session: Session, value: Any) -> Ticket:

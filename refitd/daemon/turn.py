@@ -146,6 +146,8 @@ def _send_build(
             "kind": "build", "lane": driver.replica, "token": driver.token, "rank": handle.key, "job": context.job,
             "secret": proof, "connect": edges[0], "accept": edges[1], "timeout": context.config.timeouts.build,
         }  # fmt: skip
+        if (rank := context.ranks.get(handle.key)) is not None and rank.device is not None:
+            message["device"] = rank.device
         handle.send(message, [fd])
     finally:
         os.close(fd)

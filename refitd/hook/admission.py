@@ -34,6 +34,13 @@ def check_descriptors(message: Message, fds: Fds) -> None:
         if entry["fd"] >= len(fds):
             raise ProtocolError(f"{field}.fd", f"less than {len(fds)}", str(entry["fd"]))
         check_memory(fds[entry["fd"]], entry["offset"] + entry["nbytes"], field)
+    for i, block in enumerate(
+        (message.get("device") or {}).get("blocks", ()) if message["method"] != "register" else ()
+    ):
+        if block["kind"] == "vmm" and block["fd"] + len(block["segments"]) > len(fds):
+            raise ProtocolError(
+                f"device.blocks[{i}].fd", f"a descriptor for each segment, of {len(fds)}", str(block["fd"])
+            )
 
 
 def _require(fds: Fds, count: int) -> None:

@@ -27,6 +27,7 @@ from refitd.hook.wire import Message
 
 log = logging.getLogger("refitd.hook")
 CALL_SECONDS = 0.2
+RELEASE_SECONDS = 5.0
 _GREETING_SECONDS = 2.0
 _SLICE = 0.1
 
@@ -71,6 +72,7 @@ class Registration:
     layout: bytes
     state: Callable[[], dict[str, Any] | None]
     shadow_fd: int | None = None
+    device: str | None = None  # UUID: where the weights will probably be, so that a mover can get ready
 
 
 class _Stage(Enum):
@@ -206,7 +208,10 @@ class Client:
         document = create_document("refitd-layout", told.layout)
         try:
             fds = [document] if told.shadow_fd is None else [document, told.shadow_fd]
-            self._call = self._channel.start("register", fds, mode=told.mode, keep=told.keep, state=told.state())
+            device = {"device": told.device} if told.device else {}
+            self._call = self._channel.start(
+                "register", fds, mode=told.mode, keep=told.keep, state=told.state(), **device
+            )
         finally:
             os.close(document)
         self._stage = _Stage.REGISTERING
@@ -229,6 +234,11 @@ class Client:
         if answer is None:
             self.forget(number)
         return answer
+
+    def release(self, seconds: float) -> None:
+        """Have the movers let go of this rank's memory. Raises DaemonUnavailable; Refused after ``seconds``."""
+        if self.call("release", deadline=time.monotonic() + seconds) is None:
+            raise Refused("release", f"an answer within {seconds:g} s", "nothing")
 
     def start(self, method: str, fds: Sequence[int] = (), **fields: Any) -> int:
         """Send a request. Raises DaemonUnavailable."""

@@ -14,7 +14,8 @@ from typing import Any, Self
 from refitd.errors import InputError, ReceiveFailed, RefitdError, Refused
 from refitd.failpoints import failpoint
 from refitd.hook.blocks import blocks_of
-from refitd.hook.client import Client, Identity, Registration
+from refitd.hook.client import RELEASE_SECONDS, Client, Identity, Registration
+from refitd.hook.gpu.lend import current_device
 from refitd.hook.loan import Loan
 from refitd.hook.memory import SharedArena, Staging
 from refitd.hook.messages import ENGINE, HOST_SHADOW, IN_PLACE, Ticket
@@ -25,7 +26,6 @@ from refitd.hook.wire import Message
 
 RECEIVE_SECONDS = 120.0
 _FIRST_SECONDS = 5.0
-_RELEASE_SECONDS = 5.0
 _BACKOFF = (0.1, 2.0)
 _STALE_SECONDS = 10.0  # an engine has time: dropping a slow daemon would throw a transfer away
 
@@ -67,7 +67,8 @@ class Engine:
         self._shadow = SharedArena(shadow_offsets(layout.storages)[1]) if mode == HOST_SHADOW else None
         shadow_fd = self._shadow.fd if self._shadow else None
         self.client.register(
-            Registration(mode, patterns, document, self._state, shadow_fd), time.monotonic() + _FIRST_SECONDS
+            Registration(mode, patterns, document, self._state, shadow_fd, current_device()),
+            time.monotonic() + _FIRST_SECONDS,
         )
 
     def _state(self) -> dict[str, Any] | None:
@@ -216,8 +217,7 @@ class Engine:
         Raises DaemonUnavailable where that cannot be known.
         """
         self.client.end_loan()
-        if self.client.call("release", deadline=time.monotonic() + _RELEASE_SECONDS) is None:
-            raise Refused("release", f"an answer within {_RELEASE_SECONDS:g} s", "nothing")
+        self.client.release(RELEASE_SECONDS)
 
     def close(self) -> None:
         """End the registration; harmless when repeated."""

@@ -60,6 +60,7 @@ class Loan:
             raise
         finally:
             self._forget_mover()
+            self._export.close()
 
     def _fill_staging(self) -> None:
         """What no piece covers (padding) must come back as it was, so staging starts as a copy."""
@@ -96,7 +97,7 @@ class Loan:
 
     def _try_to_lend(self) -> Answered | None:
         word, fds = self._client.end_loan(), self._export.fds
-        loan = {"ticket": self._ticket.to_json(), "word": word, "memory": self._export.memory}
+        loan = {"ticket": self._ticket.to_json(), "word": word, **self._export.fields()}
         try:
             number = self._client.start("receive", fds, **loan)
             answer = self._client.finish(number, self._call_deadline())

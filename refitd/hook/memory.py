@@ -16,6 +16,8 @@ import numpy as np
 
 from refitd.errors import InputError
 from refitd.hook.blocks import Block, Bytes
+from refitd.hook.gpu.export import DeviceExport
+from refitd.hook.gpu.lend import Lender
 from refitd.hook.memfd import create_memory, map_shared
 from refitd.hook.shadow import align
 from refitd.layout.dtypes import ITEMSIZE
@@ -121,7 +123,7 @@ class Export:
     """Blocks as a message carries them. ``fds`` are borrowed: open as long as the memory lives.
 
     ``staged`` are (block, bytes in the staging arena) of what lies outside of every arena; ``live`` says whether
-    anything is lent where it is.
+    anything is lent where it is. ``device``: all of it is on a GPU, and there is nothing else.
     """
 
     memory: list[dict[str, Any]]
@@ -129,6 +131,16 @@ class Export:
     staged: list[tuple[Block, Bytes]]
     live: bool
     arena: SharedArena | None
+    device: DeviceExport | None = None
+
+    def fields(self) -> dict[str, Any]:
+        """What a message says of it."""
+        return {"memory": self.memory} if self.device is None else {"memory": [], "device": self.device.message}
+
+    def close(self) -> None:
+        """Close the descriptors of device memory, which would keep it alive; nothing can be sent any more."""
+        if self.device is not None:
+            self.device.close()
 
 
 class Staging:
@@ -136,13 +148,17 @@ class Staging:
 
     def __init__(self) -> None:
         self._arena: SharedArena | None = None
+        self._lender = Lender()
 
     def discard(self) -> None:
         """Never use the present arena again: somebody may still write to it."""
         self._arena = None
 
     def export(self, blocks: Mapping[str, Block]) -> Export:
-        """Describe ``blocks`` (storage name -> block); nothing is copied yet."""
+        """Describe ``blocks`` (storage name -> block); nothing is copied yet. Waits for the GPU that has them."""
+        device = self._lender.lend(blocks)
+        if device is not None:
+            return Export([], device.fds, [], True, None, device)
         found = {name: _find(block) for name, block in blocks.items()}
         places, total = _places({name: blocks[name].nbytes for name, region in found.items() if region is None})
         arena = self._arena_of(total) if places else None

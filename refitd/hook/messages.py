@@ -28,6 +28,7 @@ class Outcome(StrEnum):
 RELEASED, SKIPPED = Outcome.RELEASED, Outcome.SKIPPED
 TRAINER, ENGINE, ADMIN = "trainer", "engine", "admin"
 IN_PLACE, HOST_SHADOW = "in_place", "host_shadow"
+_HANDLE = re.compile("[0-9a-f]{128}")
 _NAME = re.compile(r"[A-Za-z0-9_.:@+=-]{1,128}")
 
 
@@ -85,6 +86,7 @@ def is_name(value: Any) -> bool:
 
 
 COUNT = Kind("an integer from 0", _integer(0, 1 << 63))
+POSITIVE_BYTES = Kind("bytes, from 1", _integer(1, 1 << 63))
 POSITIVE = Kind("an integer from 1", _integer(1, 1 << 31))
 RATE = Kind("whole bytes per second, 10**6 to 10**15", _integer(10**6, 10**15 + 1))
 STEP = Kind("an integer", _integer(-(1 << 63), 1 << 63))
@@ -103,6 +105,23 @@ TICKET = _record(
 )  # fmt: skip
 REPORT = _record(generation=COUNT, revision=COUNT, step=STEP, committed=NAMES, missing=REASONS, closed=TEXT)
 MEMORY = _list_of(_record(name=TEXT, fd=COUNT, offset=COUNT, nbytes=COUNT))
+
+
+def _is_block(value: Any) -> bool:
+    """Whether ``value`` may describe device memory: see `refitd.hook.gpu.export.DeviceExport`."""
+    if not isinstance(value, dict) or not isinstance(value.get("id"), str):
+        return False
+    if value.get("kind") == "ipc":
+        return bool(_HANDLE.fullmatch(str(value.get("handle")))) and COUNT.test(value.get("nbytes"))
+    segments = value.get("segments")
+    good = isinstance(segments, list) and bool(segments) and all(POSITIVE_BYTES.test(nbytes) for nbytes in segments)
+    return value.get("kind") == "vmm" and COUNT.test(value.get("fd")) and good
+
+
+BLOCK = Kind("an IPC handle of 64 bytes, or segments with a descriptor each", _is_block)
+DEVICE = _record(
+    uuid=TEXT, blocks=_list_of(BLOCK), storages=_list_of(_record(name=TEXT, block=COUNT, offset=COUNT, nbytes=COUNT))
+)
 STATE = _record(generation=COUNT, revision=COUNT, step=STEP, token=COUNT, dirty=FLAG)
 
 Fields = Mapping[str, Kind]
@@ -126,6 +145,11 @@ REQUESTS: Mapping[str, Fields] = {
     "drain": {"cancel": FLAG},
     "limit": {"job": NAME, "rate": _or_null(RATE)},
 }  # fmt: skip
+OPTIONAL: Mapping[str, Fields] = {
+    "register": {"device": _or_null(TEXT)},
+    "publish": {"device": _or_null(DEVICE)},
+    "receive": {"device": _or_null(DEVICE)},
+}
 ANSWERS: Mapping[str, Fields] = {
     **{method: {} for method in REQUESTS},
     "hello": {"proto": COUNT, "server": TEXT, "node": TEXT},
@@ -167,6 +191,8 @@ def check(message: Message) -> Message:
     elif "method" in message:
         COUNT.check("id", message.get("id"))
         check_fields(message, _schema(REQUESTS, "method", message["method"]))
+        optional = OPTIONAL.get(message["method"], {})
+        check_fields(message, {name: kind for name, kind in optional.items() if name in message})
         if message["method"] == "hello":
             _check_hello(message)
     elif "error" in message:

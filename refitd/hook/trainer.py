@@ -15,7 +15,8 @@ from typing import Any, Self
 from refitd.errors import RefitdError
 from refitd.failpoints import failpoint
 from refitd.hook.blocks import Block, blocks_of
-from refitd.hook.client import CALL_SECONDS, Client, Identity, Registration
+from refitd.hook.client import CALL_SECONDS, RELEASE_SECONDS, Client, Identity, Registration
+from refitd.hook.gpu.lend import current_device
 from refitd.hook.memory import Export, Staging
 from refitd.hook.messages import SKIPPED, TRAINER
 from refitd.hook.offer import Offer
@@ -45,15 +46,16 @@ class Trainer:
 
         Without a daemon the layout is kept and handed over when one answers.
         """
-        registration = Registration(TRAINER, keep_of(layout, ()), layout.to_bytes(), _no_state)
+        registration = Registration(TRAINER, keep_of(layout, ()), layout.to_bytes(), _no_state, None, current_device())
         self._layout, self._told = layout, None
         self.client.register(registration, time.monotonic() + _FIRST_SECONDS)
 
     def publish(self, step: int, tensors: Mapping[str, Any]) -> Offer:
         """Offer live weights. ``tensors``: storage name -> tensor (torch, DTensor or NumPy), as in the layout.
 
-        Tensors in a `SharedArena` are lent until `Offer.released` returns; all others are copied here. The daemon's
-        part takes 0.2 s at most (5 s the first time). Raises InputError for tensors that are not the layout's.
+        Tensors in a `SharedArena`, and tensors that are all on one GPU, are lent until `Offer.released` returns; all
+        others are copied here. The daemon's part takes 0.2 s at most (5 s the first time). Raises InputError for
+        tensors that are not the layout's.
         """
         self.client.own()
         blocks = blocks_of(tensors, moved(self._layout, require_layout(self._layout).keep))
@@ -97,12 +99,17 @@ class Trainer:
 
     def _send(self, step: int, export: Export) -> int:
         """Start the publish; memory that this daemon knows already is not described again."""
-        telling = (self.client.life, export.memory, [os.fstat(fd).st_ino for fd in export.fds])
+        inodes = [os.fstat(fd).st_ino for fd in export.fds] if export.device is None else []
+        telling = (self.client.life, export.fields(), inodes)
         known, self._told = telling == self._told, telling
-        word, memory = self.client.page.loan_word, None if known else export.memory
-        return self.client.start(
-            "publish", () if known else export.fds, seq=self._seq, step=step, word=word, memory=memory
-        )
+        fields = {"memory": None} if known else export.fields()
+        try:
+            return self.client.start(
+                "publish", () if known else export.fds, seq=self._seq, step=step, word=self.client.page.loan_word,
+                **fields,
+            )  # fmt: skip
+        finally:
+            export.close()
 
     def _skipped(self, step: int, reason: str) -> Offer:
         offer = Offer(self, self._seq, step, live=False)
@@ -123,6 +130,15 @@ class Trainer:
             offer = self._offers.get(event.get("seq", 0))
             if offer is not None:
                 offer.hear(event)
+
+    def release(self) -> None:
+        """Before weights that were lent are freed or moved: returns when no mover has them mapped.
+
+        Raises DaemonUnavailable where that cannot be known, Refused where the daemon does not answer in time.
+        """
+        self._take_memory_back()
+        self._told = None
+        self.client.release(RELEASE_SECONDS)
 
     def close(self) -> None:
         """Withdraw everything and end the registration; harmless when repeated."""

@@ -7,9 +7,9 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from refitd.errors import InputError, ProtocolError
+from refitd.errors import DeviceError, InputError, ProtocolError
 from refitd.failpoints import effect
 from refitd.hook.memfd import read_document
 from refitd.hook.wire import Connection, Message
@@ -18,7 +18,11 @@ from refitd.mover.commands import check_command, parse_connect, parse_run
 from refitd.mover.lane import NOTHING, Lane
 from refitd.mover.limit import NO_LIMIT, Limit
 from refitd.mover.memory import Memory, mount, raise_descriptor_limit
-from refitd.plan.program import Program
+from refitd.mover.transport.peer import Warm
+from refitd.plan.program import SENT, Program
+
+if TYPE_CHECKING:
+    from refitd.mover.cuda.mounts import Devices
 
 
 class Mover:
@@ -30,6 +34,7 @@ class Mover:
         self._memories: dict[str, Memory] = {}
         self._lanes: dict[str, Lane] = {}
         self._limit = NO_LIMIT
+        self._devices: Devices | None = None
         self._revoked: dict[str, int] = {}
         self._early: dict[tuple[str, int], list[tuple[str, socket.socket]]] = {}
         self._handlers: Mapping[str, Callable[[Message, list[int]], None]] = {
@@ -55,24 +60,46 @@ class Mover:
         for lane in self._lanes.values():
             lane.revoke()
         self._lanes.clear()
-        self._memories.clear()
+        for key in list(self._memories):
+            self._let_go(key)
         self._drop_early(lambda _key: True)
 
     # -- memory
 
     def _mount(self, message: Message, fds: list[int]) -> None:
-        key = message["memory"]
+        key, present = message["memory"], self._memories.get(message["memory"])
         try:
-            self._memories[key] = mount(message, fds, self._memories.get(key))
-        except (ProtocolError, OSError) as error:
-            self._memories.pop(key, None)
+            if message.get("device") is not None:
+                self._let_go(key)
+                self._memories[key] = self._on_devices().mount(message, fds)
+            else:
+                self._memories[key] = mount(message, fds, present)
+                if present is not None:
+                    present.close()
+        except (ProtocolError, DeviceError, OSError) as error:
+            self._let_go(key)
             self._send({"kind": "failed", "memory": key, "reason": f"{type(error).__name__}: {error}"})
         else:
             self._send({"kind": "mounted", "memory": key})
 
     def _unmount(self, message: Message, _fds: list[int]) -> None:
-        self._memories.pop(message["memory"], None)
+        self._let_go(message["memory"])
         self._send({"kind": "unmounted", "memory": message["memory"]})
+
+    def _let_go(self, key: str) -> None:
+        memory = self._memories.pop(key, None)
+        if memory is not None:
+            memory.close()
+            if memory.on_device:
+                self._on_devices().forget(key)
+
+    def _on_devices(self) -> Devices:
+        """Made when something of a device is first heard of: a mover without one loads nothing for it."""
+        if self._devices is None:
+            from refitd.mover.cuda.mounts import Devices
+
+            self._devices = Devices(self.key)
+        return self._devices
 
     # -- lanes
 
@@ -89,12 +116,19 @@ class Mover:
         facts = LaneFacts(message["job"], name, token, message["rank"], message["secret"], program.plan_digest)
         connect, accept = parse_connect(message), message["accept"]
         timeout = message.get("timeout", 10.0)
-        lane = Lane(facts, program, self._memories, self._send, connect, accept, timeout, self._limit)
+        warm = self._warm(message.get("device"), program)
+        lane = Lane(facts, program, self._memories, self._send, connect, accept, timeout, self._limit, warm)
         self._lanes[name] = lane
         lane.start()
         for src, sock in self._early.pop((name, token), ()):
             lane.attach(src, sock)
         self._drop_early(lambda key: key[0] == name and key[1] < token)
+
+    def _warm(self, uuid: str | None, program: Program) -> Warm | None:
+        """What gets kernels ready for what this rank will read on its host, if its weights are on a device."""
+        if uuid is None or all(bucket.link in SENT for bucket in program.receives()):
+            return None
+        return lambda done: self._on_devices().warm(uuid, program, done)
 
     def _edge(self, message: Message, fds: list[int]) -> None:
         if len(fds) != 1:

@@ -34,6 +34,7 @@ _WORDS = FieldKind(
 )
 _ATTEMPT = FieldKind("an integer from 1", lambda value: COUNT.test(value) and value > 0)
 _VERIFY = FieldKind("trailer or reread", lambda value: value in ("trailer", "reread"))
+DEVICE_OR_UUID = FieldKind("a UUID, or memory on a device, or null", lambda v: v is None or isinstance(v, str | dict))
 _LANE: Fields = {"lane": TEXT, "token": COUNT}
 
 COMMANDS: Mapping[str, Fields] = {
@@ -49,7 +50,8 @@ COMMANDS: Mapping[str, Fields] = {
     "quit": {},
 }
 _OPTIONAL: Fields = {
-    "timeout": SECONDS, "progress_timeout": SECONDS, "neighbour_timeout": SECONDS, "verify": _VERIFY,
+    "device": DEVICE_OR_UUID, "timeout": SECONDS, "progress_timeout": SECONDS, "neighbour_timeout": SECONDS,
+    "verify": _VERIFY,
 }  # fmt: skip
 
 

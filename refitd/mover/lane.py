@@ -14,7 +14,7 @@ from refitd.mover.limit import NO_LIMIT, Limit
 from refitd.mover.memory import Memory
 from refitd.mover.round import Edge, Round, RunOptions
 from refitd.mover.transport import Transport
-from refitd.mover.transport.peer import PeerTransport
+from refitd.mover.transport.peer import PeerTransport, Warm
 from refitd.mover.transport.tcp import Address, TcpTransport
 from refitd.mover.watch import PROGRESS_SECONDS, RoundWatch, state_of
 from refitd.plan.program import Program
@@ -28,6 +28,7 @@ class Lane:
     """Commands come from one control thread; a supervisor thread of its own reports to the daemon.
 
     ``memories`` is the mover's table of mounted memory, shared and live. ``report`` may be called from any thread.
+    ``warm`` gets kernels ready; the lane is built when it has.
     """
 
     def __init__(
@@ -40,11 +41,13 @@ class Lane:
         accept: Sequence[str] = (),
         timeout: float = 10.0,
         limit: Limit = NO_LIMIT,
+        warm: Warm | None = None,
     ) -> None:
         self.facts, self._program, self._memories = facts, program, memories
         self._board = Board(facts, limit)
         self._tcp = TcpTransport(self._board, connect, accept, timeout)
-        self._transports: Sequence[Transport] = (self._tcp, PeerTransport(self._board))
+        self._peer = PeerTransport(self._board, warm)
+        self._transports: Sequence[Transport] = (self._tcp, self._peer)
         self._timeout = timeout
         self._report = report
         self._ready: dict[tuple[int, str], int] = {}
@@ -133,7 +136,7 @@ class Lane:
                 self._report_idle_breaks()
 
     def _watch_build(self) -> None:
-        edges, board = set(self._tcp.edges), self._board
+        edges, board = {*self._tcp.edges, *self._peer.edges}, self._board
         with board.cond:
             board.cond.wait_for(
                 lambda: board.stopping or board.broken or edges <= board.warm, self._timeout + PROGRESS_SECONDS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import resource
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -16,8 +16,9 @@ from refitd.errors import ProtocolError
 from refitd.hook.memfd import check_memory
 from refitd.hook.page import PAGE_BYTES
 from refitd.layout.dtypes import ITEMSIZE
-from refitd.plan.execute import Array, flat_array
-from refitd.plan.program import StorageRef
+from refitd.plan import execute
+from refitd.plan.execute import Array, Bytes, flat_array
+from refitd.plan.program import Bucket, Program, StorageRef
 
 _WORDS = PAGE_BYTES // 8
 Place = tuple[int, int, int, int, str, bool]  # device, inode, offset, nbytes, dtype, writable
@@ -42,6 +43,8 @@ class Memory:
         self.key, self.arrays, self.writable, self.places = key, arrays, writable, places
         self._dtypes, self._page, self._word_index = dtypes, page, word_index
 
+    on_device = False
+
     @property
     def word(self) -> int:
         """The loan word as it is now."""
@@ -55,6 +58,25 @@ class Memory:
                 raise ProtocolError(f"memory {self.key}", f"storage {ref.name}", "no such storage")
             if (got := (self._dtypes[ref.name], array.size)) != (ref.dtype, ref.numel):
                 raise ProtocolError(f"storage {ref.name} of {self.key}", str((ref.dtype, ref.numel)), str(got))
+
+    def pack(self, program: Program, bucket: Bucket, out: Bytes | None = None) -> Bytes:
+        """As `refitd.plan.execute.pack`, from here."""
+        return execute.pack(program, bucket, self.arrays, out)
+
+    def pack_blocks(self, program: Program, bucket: Bucket) -> Generator[Bytes]:
+        """As `refitd.plan.execute.pack_blocks`, from here."""
+        return execute.pack_blocks(program, bucket, self.arrays)
+
+    def unpack(self, program: Program, bucket: Bucket, packed: Bytes) -> None:
+        """As `refitd.plan.execute.unpack`, into here."""
+        execute.unpack(program, bucket, packed, self.arrays)
+
+    def dense(self, program: Program, bucket: Bucket) -> Bytes | None:
+        """As `refitd.plan.execute.dense`, here."""
+        return execute.dense(program, bucket, self.arrays)
+
+    def close(self) -> None:
+        """The mapping of host memory ends with its last reference."""
 
 
 def mount(message: dict[str, Any], fds: Sequence[int], present: Memory | None = None) -> Memory:

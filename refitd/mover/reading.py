@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from refitd.mover.frames import Checksum
 from refitd.mover.round import Round
-from refitd.plan import execute
 from refitd.plan.execute import Bytes
 from refitd.plan.program import Bucket
 
@@ -21,7 +20,7 @@ class Reading:
         self.owed, self.digest = bucket.nbytes, Checksum(bucket.id)
         with round_.touching():
             self._memory = round_.lender(bucket, self._word)
-            self._blocks = execute.pack_blocks(round_.program, bucket, self._memory.arrays)
+            self._blocks = self._memory.pack_blocks(round_.program, bucket)
 
     def read(self) -> Bytes:
         """The next block, valid until the next call; the last one only where the loan held until it was read.

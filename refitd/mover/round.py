@@ -6,8 +6,9 @@ Workers touch memory only inside `Round.touching`; `Round.halt` returns when non
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from weakref import WeakSet
@@ -78,6 +79,8 @@ class Round:
         self.ready: dict[str, int] = {}
         self.failures: dict[Edge, str] = {}
         self.traffic = Traffic()
+        self.span = [0.0, 0.0]  # monotonic seconds: opened, and the last bucket counted
+        self.sums: dict[int, int] = {}  # by bucket: what kernels summed while they moved it
         self.stopped = False
         self.plan_tag = plan_tag(program.plan_digest)
         self._memories = memories
@@ -93,6 +96,7 @@ class Round:
 
     def open(self) -> None:
         """Let the workers begin. Failpoints that come before the first bucket are reached here."""
+        self.span[0] = time.monotonic()
         if self.incoming and failpoint("skip-trailer", role="mover", key=self.rank):
             self._skipped = max(self.incoming.values(), key=lambda bucket: bucket.nbytes).id
         if len(self.incoming or self.outgoing) == 1:
@@ -149,12 +153,23 @@ class Round:
             self._stage0_left -= bucket.stage == 0
         self._mark(self.verified, bucket, len(self.incoming))
 
+    def mark_all_verified(self, buckets: Sequence[Bucket]) -> None:
+        """As `mark_verified` for each of ``buckets``, which were checked together."""
+        for bucket in buckets[:1]:
+            self.mark_verified(bucket)
+        with self.cond:
+            self._stage0_left -= sum(bucket.stage == 0 for bucket in buckets[1:])
+            self.verified.update(bucket.id for bucket in buckets)
+            self.span[1] = time.monotonic()
+            self.cond.notify_all()
+
     def mark_sent(self, bucket: Bucket) -> None:
         self._mark(self.sent, bucket, 0 if self.incoming else len(self.outgoing))
 
     def _mark(self, done: set[int], bucket: Bucket, total: int) -> None:
         with self.cond:
             done.add(bucket.id)
+            self.span[1] = time.monotonic()
             due = self._failpoint_due and len(done) < total
             self._failpoint_due = self._failpoint_due and not due
             self._held = self._held or due
@@ -211,8 +226,8 @@ class Round:
         """Scatter a checked payload into this rank's memory; with ``reread`` it is read back and compared."""
         if bucket.id == self._skipped:
             return
-        memory = self._destination(bucket)
-        execute.unpack(self.program, bucket, payload, memory.arrays)
+        memory = self.destination(bucket)
+        memory.unpack(self.program, bucket, payload)
         if self.options.verify == "reread":
             self._reread(bucket, payload, memory)
 
@@ -224,18 +239,32 @@ class Round:
         if self.options.verify == "reread" or bucket.id == self._skipped:
             return None
         try:
-            memory = self._destination(bucket)
+            memory = self.destination(bucket)
         except TransportError:
             return None
-        place = execute.dense(self.program, bucket, memory.arrays)
+        place = memory.dense(self.program, bucket)
         return None if place is None else place.data
 
     def copy(self, bucket: Bucket, source: Memory, scratch: Bytes) -> None:
         """Move a bucket from mounted memory into this rank's memory; ``scratch`` holds at least ``nbytes``."""
-        if self.options.verify == "reread":
-            self.write(bucket, execute.pack(self.program, bucket, source.arrays, scratch))
-        elif bucket.id != self._skipped:
-            execute.copy(self.program, bucket, source.arrays, self._destination(bucket).arrays)
+        if self.options.verify == "reread" or source.on_device or self.destination(bucket).on_device:
+            self.write(bucket, source.pack(self.program, bucket, scratch))
+        elif not self.skips(bucket):
+            execute.copy(self.program, bucket, source.arrays, self.destination(bucket).arrays)
+
+    def skips(self, bucket: Bucket) -> bool:
+        """Whether a test wants this bucket to be counted without having been moved."""
+        return bucket.id == self._skipped
+
+    def on_device(self, bucket: Bucket) -> bool:
+        """Whether both ends of ``bucket`` are mounted, and on devices."""
+        ends = [self._memories.get(key) for key in (bucket.src, bucket.dst)]
+        return all(memory is not None and memory.on_device for memory in ends)
+
+    def by_host(self, bucket: Bucket) -> bool:
+        """Whether one end of ``bucket`` is on a device, and the other is not."""
+        ends = [self._memories.get(key) for key in (bucket.src, bucket.dst)]
+        return any(memory is not None and memory.on_device for memory in ends) and not self.on_device(bucket)
 
     def _memory(self, bucket: Bucket, key: str) -> Memory:
         memory = self._memories.get(key)
@@ -247,7 +276,8 @@ class Round:
                 self._checked.add(memory)
         return memory
 
-    def _destination(self, bucket: Bucket) -> Memory:
+    def destination(self, bucket: Bucket) -> Memory:
+        """This rank's memory. Raises TransportError where it is not there to be written."""
         memory = self._memory(bucket, self.rank)
         if not memory.writable:
             raise TransportError((bucket.src, bucket.dst), f"memory of {self.rank} is not writable")
@@ -257,6 +287,6 @@ class Round:
         if self._mirror is None:
             moves = self.program.moves
             self._mirror = replace(self.program, moves=np.concatenate([moves[:, 4:8], moves[:, 4:]], axis=1))
-        back = execute.pack(self._mirror, bucket, memory.arrays)
+        back = memory.pack(self._mirror, bucket)
         if checksum(back.data, bucket.id) != checksum(payload.data, bucket.id):
             raise TransportError((bucket.src, bucket.dst), f"bucket {bucket.id} reads back differently")

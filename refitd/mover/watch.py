@@ -39,7 +39,7 @@ class RoundWatch:
             self._send("landed", attempt=self.round.options.attempt)
         if self.round.finished():
             self.done = True
-            self._send("done", **state_of(self.round))
+            self._send("done", **state_of(self.round), span=self.round.span)
         elif time.monotonic() - self._progress_at >= PROGRESS_SECONDS:
             self._report_progress()
 

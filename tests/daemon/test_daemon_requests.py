@@ -27,7 +27,7 @@ W, B = {"name": "w", "fd": 0, "offset": 0, "nbytes": 96}, {"name": "b", "fd": 0,
 
 def described(*regions: dict[str, Any], keep: tuple[str, ...] = ()) -> list[tuple[str, int, int, int]]:
     """What is taken of a described memory."""
-    memory = lent_memory(LAYOUT, keep, regions, Fds([create_memory("test", 256)]))
+    memory = lent_memory(LAYOUT, keep, {"memory": regions}, Fds([create_memory("test", 256)]))
     try:
         return [(r.name, r.fd, r.offset, r.nbytes) for r in memory.regions]
     finally:
@@ -54,7 +54,7 @@ def test_memory_of_another_size_is_refused(regions: list[dict[str, Any]], field:
     fds = Fds([create_memory("test", 256)])
     try:
         with pytest.raises(Refused) as caught:
-            lent_memory(LAYOUT, (), regions, fds)
+            lent_memory(LAYOUT, (), {"memory": regions}, fds)
         assert (caught.value.field, caught.value.expected, caught.value.got) == (field, expected, got)
     finally:
         fds.close()

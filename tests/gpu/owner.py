@@ -42,7 +42,7 @@ while data := sock.recv(1 << 20):
     elif kind == "probe":
         answer(list(probe(driver, next(iter(tensors.values())).data_ptr())))
     elif kind == "export":
-        made = export(driver, {n: Extent(t.data_ptr(), t.nbytes, "int32") for n, t in tensors.items()})
+        made = export(driver, {n: Extent(t.data_ptr(), t.nbytes) for n, t in tensors.items()})
         answer([made.message, made.refused], made.fds)
         made.close()
     elif kind == "add":

@@ -47,6 +47,9 @@ class FakeDriver:
     def address_range(self, address):
         return self._find(address)[:2]
 
+    def buffer_id(self, address):
+        return self._find(address)[0]
+
     def ipc_handle(self, base):
         if self._find(base)[2] != "ipc":
             raise DeviceError("cuIpcGetMemHandle", "CUDA_ERROR_INVALID_VALUE")

@@ -39,12 +39,12 @@ def test_a_probe_says_how_and_why(card, kind, path, reason):
 def test_storages_of_one_block_share_it(card):
     """Each has its offset; the block's handle is in the message once."""
     base = card.allocate(1000)
-    made = export(FakeDriver(card), {"a": Extent(base, 100, "int8"), "b": Extent(base + 300, 700, "int8")})
+    made = export(FakeDriver(card), {"a": Extent(base, 100), "b": Extent(base + 300, 700)})
     assert made.message == {
-        "blocks": [{"kind": "ipc", "handle": base.to_bytes(64, "little").hex(), "nbytes": 1000}],
+        "blocks": [{"kind": "ipc", "id": str(base), "handle": base.to_bytes(64, "little").hex(), "nbytes": 1000}],
         "storages": [
-            {"name": "a", "block": 0, "offset": 0, "nbytes": 100, "dtype": "int8"},
-            {"name": "b", "block": 0, "offset": 300, "nbytes": 700, "dtype": "int8"},
+            {"name": "a", "block": 0, "offset": 0, "nbytes": 100},
+            {"name": "b", "block": 0, "offset": 300, "nbytes": 700},
         ],
     }
     assert (made.fds, made.refused) == ([], {})
@@ -53,10 +53,11 @@ def test_storages_of_one_block_share_it(card):
 def test_segments_are_sent_once_each_and_mapped_in_order(card):
     """Two storages over three segments: what they share is described once; the importer may only read."""
     base = card.allocate(3 * SEGMENT, "vmm")
-    extents = {"a": Extent(base + 64, SEGMENT, "int8"), "b": Extent(base + SEGMENT + 100, SEGMENT + 50, "int8")}
+    extents = {"a": Extent(base + 64, SEGMENT), "b": Extent(base + SEGMENT + 100, SEGMENT + 50)}
     owner, mover = FakeDriver(card), FakeDriver(card)
     made = export(owner, extents)
-    assert made.message["blocks"] == [{"kind": "vmm", "fd": 0, "segments": [SEGMENT] * 3}]
+    ids = "".join(f" {base + i * SEGMENT}" for i in range(3))
+    assert made.message["blocks"] == [{"kind": "vmm", "id": ids, "fd": 0, "segments": [SEGMENT] * 3}]
     assert [storage["offset"] for storage in made.message["storages"]] == [64, SEGMENT + 100]
     assert owner.live == {}
     imports = Imports(mover)
@@ -74,7 +75,7 @@ def test_segments_are_sent_once_each_and_mapped_in_order(card):
 def test_memory_that_nobody_can_map_is_refused_by_name(card):
     """The rest is described all the same."""
     good, bad = card.allocate(100), card.allocate(SEGMENT, "private")
-    made = export(FakeDriver(card), {"good": Extent(good, 100, "int8"), "bad": Extent(bad, 100, "int8")})
+    made = export(FakeDriver(card), {"good": Extent(good, 100), "bad": Extent(bad, 100)})
     assert [storage["name"] for storage in made.message["storages"]] == ["good"]
     assert made.refused == {"bad": "virtual memory made without a shareable handle (CUDA_ERROR_NOT_SUPPORTED)"}
 
@@ -82,7 +83,7 @@ def test_memory_that_nobody_can_map_is_refused_by_name(card):
 def test_a_block_of_two_owners_is_opened_once_and_closed_with_the_last(card):
     """The work that may touch it ends first."""
     base = card.allocate(100)
-    message = export(FakeDriver(card), {"a": Extent(base, 100, "int8")}).message
+    message = export(FakeDriver(card), {"a": Extent(base, 100)}).message
     driver = FakeDriver(card)
     imports = Imports(driver)
     assert imports.open("one", message) == imports.open("two", message) == {"a": base | 1 << 48}
@@ -102,7 +103,7 @@ def test_opening_again_replaces_what_the_owner_had(card):
     imports = Imports(driver)
     for _ in range(3):
         base = card.allocate(100)
-        imports.open("t", export(FakeDriver(card), {"a": Extent(base, 100, "int8")}).message)
+        imports.open("t", export(FakeDriver(card), {"a": Extent(base, 100)}).message)
         assert list(driver.live) == [("ipc", base)]
     imports.close_all()
     assert driver.live == {}
@@ -112,7 +113,7 @@ def test_opening_again_replaces_what_the_owner_had(card):
 def test_an_import_that_fails_leaves_nothing(card, call):
     """The driver's word is in the error."""
     ipc, vmm = card.allocate(100), card.allocate(2 * SEGMENT, "vmm")
-    made = export(FakeDriver(card), {"a": Extent(ipc, 100, "int8"), "b": Extent(vmm, 2 * SEGMENT, "int8")})
+    made = export(FakeDriver(card), {"a": Extent(ipc, 100), "b": Extent(vmm, 2 * SEGMENT)})
     driver = FakeDriver(card)
     driver.fail_at = call
     imports = Imports(driver)
@@ -129,14 +130,14 @@ def test_an_import_that_fails_leaves_nothing(card, call):
         ({"blocks": [{"kind": "ipc", "handle": "zz" * 64, "nbytes": 100}]}, "block"),
         ({"blocks": [{"kind": "vmm", "fd": 0, "segments": [100]}]}, "block"),
         ({"blocks": [{"kind": "vmm", "fd": 0, "segments": []}]}, "block"),
-        ({"storages": [{"name": "a", "block": 1, "offset": 0, "nbytes": 4, "dtype": "int8"}]}, "storage a block"),
-        ({"storages": [{"name": "a", "block": 0, "offset": 97, "nbytes": 4, "dtype": "int8"}]}, "storage a"),
-        ({"storages": [{"name": "a", "block": 0, "offset": -1, "nbytes": 4, "dtype": "int8"}]}, "storage a"),
+        ({"storages": [{"name": "a", "block": 1, "offset": 0, "nbytes": 4}]}, "storage a block"),
+        ({"storages": [{"name": "a", "block": 0, "offset": 97, "nbytes": 4}]}, "storage a"),
+        ({"storages": [{"name": "a", "block": 0, "offset": -1, "nbytes": 4}]}, "storage a"),
     ],
 )
 def test_messages_that_make_no_sense_are_refused(card, change, field):
     """Before the driver is asked for anything."""
-    message = export(FakeDriver(card), {"a": Extent(card.allocate(100), 100, "int8")}).message
+    message = export(FakeDriver(card), {"a": Extent(card.allocate(100), 100)}).message
     driver = FakeDriver(card)
     with pytest.raises(ProtocolError) as error:
         Imports(driver).open("t", {**message, **change})

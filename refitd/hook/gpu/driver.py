@@ -27,19 +27,25 @@ class Calls(Protocol):
     def unmap(self, address: int, nbytes: int) -> None: ...
     def unreserve(self, address: int, nbytes: int) -> None: ...
     def synchronize(self) -> None: ...
+    def buffer_id(self, address: int) -> int: ...
+    def activate(self) -> None: ...
+    def uuid(self) -> str: ...
+    def enable_peer(self, device: int | str) -> None: ...
 
 
 class Driver:
-    """CUDA's driver for device ``ordinal``. Raises DeviceError where there is none; so does every call that fails."""
+    """CUDA's driver for one device. Raises DeviceError where there is none; so does every call that fails."""
 
-    def __init__(self, ordinal: int) -> None:
+    def __init__(self, device: int | str) -> None:
+        """``device``: its number among those that this process may see, or its UUID."""
         try:
             from cuda.bindings import driver
         except ImportError as error:
             raise DeviceError("import cuda.bindings", f"not installed: {error}") from error
-        self.ordinal, self._cuda = ordinal, driver
+        self._cuda = driver
         self._call("cuInit", 0)
-        self._device = self._call("cuDeviceGet", ordinal)
+        self.ordinal = device if isinstance(device, int) else self._ordinal_of(device)
+        self._device = self._call("cuDeviceGet", self.ordinal)
         self._context = self._call("cuDevicePrimaryCtxRetain", self._device)
         self.activate()
 
@@ -56,11 +62,11 @@ class Driver:
 
     def uuid(self) -> str:
         """As NVML writes it: ``GPU-`` and 32 hex digits in groups."""
-        digits = bytes(self._call("cuDeviceGetUuid", self._device).bytes).hex()
-        return "GPU-" + "-".join(digits[a:b] for a, b in ((0, 8), (8, 12), (12, 16), (16, 20), (20, 32)))
+        return _uuid(self._call("cuDeviceGetUuid", self._device))
 
-    def enable_peer(self, ordinal: int) -> None:
-        """Let kernels here read the memory of device ``ordinal``; without it they die of an illegal address."""
+    def enable_peer(self, device: int | str) -> None:
+        """Let kernels here read the memory of another device; without it they die of an illegal address."""
+        ordinal = device if isinstance(device, int) else self._ordinal_of(device)
         peer = self._call("cuDevicePrimaryCtxRetain", self._call("cuDeviceGet", ordinal))
         try:
             self._call("cuCtxEnablePeerAccess", peer, 0)
@@ -74,6 +80,11 @@ class Driver:
         """Start and bytes of the allocation, or of the mapping, that ``address`` lies in."""
         base, nbytes = self._call("cuMemGetAddressRange", address)
         return int(base), int(nbytes)
+
+    def buffer_id(self, address: int) -> int:
+        """A number that no other allocation of this process ever has, also where an address is used again."""
+        attribute = self._cuda.CUpointer_attribute.CU_POINTER_ATTRIBUTE_BUFFER_ID
+        return int(self._call("cuPointerGetAttribute", attribute, address))
 
     def ipc_handle(self, base: int) -> bytes:
         """64 bytes by which another process opens the whole block."""
@@ -125,6 +136,12 @@ class Driver:
     def unreserve(self, address: int, nbytes: int) -> None:
         self._call("cuMemAddressFree", address, nbytes)
 
+    def _ordinal_of(self, uuid: str) -> int:
+        for ordinal in range(self._call("cuDeviceGetCount")):
+            if _uuid(self._call("cuDeviceGetUuid", self._call("cuDeviceGet", ordinal))) == uuid:
+                return ordinal
+        raise DeviceError("cuDeviceGetUuid", f"no device {uuid} is visible here (CUDA_VISIBLE_DEVICES?)")
+
     def _fd_type(self) -> Any:
         return self._cuda.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 
@@ -136,3 +153,8 @@ class Driver:
         if status.value:
             raise DeviceError(name, status.name)
         return results[0] if len(results) == 1 else tuple(results)
+
+
+def _uuid(found: Any) -> str:
+    digits = bytes(found.bytes).hex()
+    return "GPU-" + "-".join(digits[a:b] for a, b in ((0, 8), (8, 12), (12, 16), (16, 20), (20, 32)))

@@ -7,6 +7,7 @@ descriptor a physical segment; which of the two is found out by asking. Nothing 
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -22,7 +23,6 @@ class Extent(NamedTuple):
 
     address: int
     nbytes: int
-    dtype: str
 
 
 class Probe(NamedTuple):
@@ -34,8 +34,9 @@ class Probe(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DeviceExport:
-    """``message`` is plain JSON: ``blocks`` ({kind ipc, handle, nbytes} or {kind vmm, fd, segments}) and ``storages``
-    ({name, block, offset, nbytes, dtype}). ``fds`` are the caller's to send and to close. ``refused`` has the storages
+    """``message`` is plain JSON: ``blocks`` ({kind ipc, id, handle, nbytes} or {kind vmm, id, fd, segments}) and
+    ``storages`` ({name, block, offset, nbytes}). A block's ``id`` names no other memory of this process, ever.
+    ``fds`` are the caller's to send and to close. ``refused`` has the storages
     that no other process can map, with the reason: they need staging.
     """
 
@@ -86,20 +87,28 @@ def export(driver: Calls, extents: Mapping[str, Extent]) -> DeviceExport:
             add = _add_ipc if path.path == IPC else _add_vmm
             index, start = add(driver, made, blocks, extent)
             made.message["storages"].append(
-                {"name": name, "block": index, "offset": extent.address - start, "nbytes": extent.nbytes,
-                 "dtype": extent.dtype}
-            )  # fmt: skip
+                {"name": name, "block": index, "offset": extent.address - start, "nbytes": extent.nbytes}
+            )
     except BaseException:
         made.close()
         raise
     return made
 
 
+def identity(driver: Calls, address: int) -> str:
+    """Names the allocation at ``address``; where the driver cannot tell, a name that never comes again."""
+    try:
+        return str(driver.buffer_id(address))
+    except DeviceError:
+        return uuid.uuid4().hex
+
+
 def _add_ipc(driver: Calls, made: DeviceExport, blocks: dict[int, int], extent: Extent) -> tuple[int, int]:
     base, nbytes = driver.address_range(extent.address)
     if base not in blocks:
         blocks[base] = len(made.message["blocks"])
-        made.message["blocks"].append({"kind": IPC, "handle": driver.ipc_handle(base).hex(), "nbytes": nbytes})
+        handle = driver.ipc_handle(base).hex()
+        made.message["blocks"].append({"kind": IPC, "id": identity(driver, base), "handle": handle, "nbytes": nbytes})
     return blocks[base], base
 
 
@@ -110,8 +119,9 @@ def _add_vmm(driver: Calls, made: DeviceExport, blocks: dict[int, int], extent: 
     if not start <= base <= end or start == end:
         start = end = base
         blocks[base] = len(made.message["blocks"])
-        made.message["blocks"].append({"kind": VMM, "fd": len(made.fds), "segments": []})
-    segments = made.message["blocks"][blocks[start]]["segments"]
+        made.message["blocks"].append({"kind": VMM, "id": "", "fd": len(made.fds), "segments": []})
+    block = made.message["blocks"][blocks[start]]
+    segments = block["segments"]
     while end < extent.address + extent.nbytes:
         at, nbytes = driver.address_range(end)
         if at != end:
@@ -121,6 +131,7 @@ def _add_vmm(driver: Calls, made: DeviceExport, blocks: dict[int, int], extent: 
             made.fds.append(driver.export_fd(handle))
         finally:
             driver.release(handle)
+        block["id"] += f" {identity(driver, end)}"
         segments.append(nbytes)
         end += nbytes
     return blocks[start], start

@@ -37,6 +37,7 @@ class Launch:
     sums: torch.Tensor
     _rows: torch.Tensor
     _tiles: torch.Tensor
+    kinds: int
 
     def run(self, sums: bool = True) -> None:
         """Start the work on torch's current stream; ``sums`` says whether checksums are wanted."""
@@ -59,17 +60,21 @@ class Launch:
         src, dst = (getattr(language, name) for name in names)
         kernel[(len(self._tiles),)](
             self._rows, self._tiles, _as_unsigned(self.sums), SRC=src, DST=dst, CAST=cast,
-            KINDS=self.table.kinds, STORE=self.table.store, SUM=sums, num_warps=CAST_WARPS if cast else WARPS,
+            KINDS=self.kinds, STORE=self.table.store, SUM=sums, num_warps=CAST_WARPS if cast else WARPS,
         )  # fmt: skip
 
 
-def prepare(table: Table, device: Any, backend: str | None = None) -> Launch:
-    """Copy ``table`` to ``device``. ``backend`` is `best_backend` unless it is given."""
+def prepare(table: Table, device: Any, backend: str | None = None, kinds: int = 0) -> Launch:
+    """Copy ``table`` to ``device``. ``backend`` is `best_backend` unless it is given.
+
+    ``kinds``: of rows (as `Table.kinds`) that the kernel shall have beside those of ``table``. For each other set of
+    kinds, pair of dtypes and use of sums, Triton compiles another kernel.
+    """
     import torch
 
     rows, tiles = (torch.from_numpy(part).to(device) for part in (table.rows, table.tiles))
     sums = torch.zeros(len(table.buckets), dtype=torch.int64, device=device)
-    return Launch(table, backend or best_backend(device), device, sums, rows, tiles)
+    return Launch(table, backend or best_backend(device), device, sums, rows, tiles, kinds | table.kinds)
 
 
 def best_backend(device: Any) -> str:

@@ -83,17 +83,22 @@ def wire_offsets(program: Program, bucket: Bucket) -> tuple[Ints, int]:
     return np.asarray(ends - padded, np.int64), int(ends[-1])
 
 
-def gather(program: Program, buckets: Sequence[Bucket], sources: Places, wire: Mapping[int, int]) -> Table:
+def gather(
+    program: Program, buckets: Sequence[Bucket], sources: Places, wire: Mapping[int, int], dense: bool = False
+) -> Table:
     """Pack ``buckets`` from ``sources`` to the 16-byte aligned addresses that ``wire`` has by bucket id, with casts.
 
-    Raises InputError where the buckets differ in dtypes, or a row cannot be moved.
+    ``dense``: in the packed form of the CPU, where moves follow each other without a gap. Raises InputError where the
+    buckets differ in dtypes, or a row cannot be moved.
     """
-    return _table(program, buckets, _strided(program, 0, sources), _packed(program, wire))
+    return _table(program, buckets, _strided(program, 0, sources), _packed(program, wire, dense))
 
 
-def scatter(program: Program, buckets: Sequence[Bucket], wire: Mapping[int, int], destinations: Places) -> Table:
+def scatter(
+    program: Program, buckets: Sequence[Bucket], wire: Mapping[int, int], destinations: Places, dense: bool = False
+) -> Table:
     """Unpack ``buckets``, which lie packed in the destination's dtype, into ``destinations``. Raises InputError."""
-    ends = _packed(program, wire), _strided(program, 4, destinations)
+    ends = _packed(program, wire, dense), _strided(program, 4, destinations)
     return _table(program, buckets, *ends, cast=False)
 
 
@@ -130,10 +135,12 @@ def _strided(program: Program, side: int, places: Places) -> _End:
     return end
 
 
-def _packed(program: Program, wire: Mapping[int, int]) -> _End:
+def _packed(program: Program, wire: Mapping[int, int], dense: bool) -> _End:
     def end(bucket: Bucket) -> Ints:
         width = ITEMSIZE[program.dtypes_of(bucket)[1]]
-        starts = wire_offsets(program, bucket)[0] + wire[bucket.id]
+        sizes = move_bytes(program, bucket)
+        offsets = np.cumsum(sizes) - sizes if dense else wire_offsets(program, bucket)[0]
+        starts = offsets + wire[bucket.id]
         return np.stack([starts, program.moves_of(bucket)[:, 9] * width, np.full_like(starts, width)], axis=1)
 
     return end

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
 import numpy as np
 
-from refitd.errors import TransportError
+from refitd.errors import DeviceError, TransportError
 from refitd.mover.board import Board
 from refitd.mover.round import Round, Stopped
 from refitd.mover.transport.stream import TICK_SECONDS
@@ -12,18 +15,27 @@ from refitd.mover.transport.worker import Worker, describe
 from refitd.plan.execute import Bytes
 from refitd.plan.program import NETWORK, Bucket
 
+if TYPE_CHECKING:
+    from refitd.mover.cuda.pull import Puller
+
 NOT_READY = "neighbour not ready"
+Warm = Callable[[Callable[[], None]], None]
 
 
 class PeerTransport:
     """All ``peer`` and ``local`` buckets of a lane, in one thread: they share one memory bus."""
 
-    def __init__(self, board: Board) -> None:
+    def __init__(self, board: Board, warm: Warm | None = None) -> None:
+        """``warm`` gets ready what will move the buckets, and calls what it is given when that is done."""
+        self._board, self._warm = board, warm
         self._worker = PeerWorker(board)
         self._round: Round | None = None
+        self.edges = [] if warm is None else [(board.facts.rank, board.facts.rank)]
 
     def connect(self) -> None:
         self._worker.start()
+        if self._warm is not None:
+            self._warm(lambda: self._board.mark_warm(self.edges[0]))
 
     def run(self, round_: Round) -> None:
         self._round = round_
@@ -48,6 +60,7 @@ class PeerWorker(Worker):
     def __init__(self, board: Board) -> None:
         super().__init__(board, (board.facts.rank, board.facts.rank))
         self._scratch: Bytes = np.empty(0, np.uint8)
+        self._puller: Puller | None = None
 
     def _serve(self) -> None:
         round_: Round | None = None
@@ -59,14 +72,28 @@ class PeerWorker(Worker):
 
     def _run(self, round_: Round) -> None:
         todo = [bucket for bucket in round_.incoming.values() if bucket.link != NETWORK]
-        for bucket in (b for b in todo if b.stage == 0):
-            self._attempt(round_, bucket)
+        self._attempt_all(round_, [bucket for bucket in todo if bucket.stage == 0])
         waiting = [bucket for bucket in todo if bucket.stage == 1]
         while waiting:
             ready = self._wait_ready(round_, {bucket.src for bucket in waiting})
-            for bucket in (b for b in waiting if b.src in ready):
-                self._attempt(round_, bucket)
+            self._attempt_all(round_, [bucket for bucket in waiting if bucket.src in ready])
             waiting = [b for b in waiting if b.src not in ready]
+
+    def _attempt_all(self, round_: Round, buckets: list[Bucket]) -> None:
+        on_device = {src for src, bucket in {b.src: b for b in buckets}.items() if round_.on_device(bucket)}
+        if on_device:
+            self._pull(round_, [bucket for bucket in buckets if bucket.src in on_device])
+        for bucket in (bucket for bucket in buckets if bucket.src not in on_device):
+            self._attempt(round_, bucket)
+
+    def _pull(self, round_: Round, buckets: list[Bucket]) -> None:
+        """Those that devices move. A DeviceError ends the mover: a context that failed once is of no more use."""
+        if self._puller is None:
+            from refitd.mover.cuda.pull import Puller  # a mover without a device never loads it
+
+            self._puller = Puller()
+        words = round_.options.words if buckets[0].stage == 0 else round_.ready
+        self._puller.pull(round_, buckets, words)
 
     def _attempt(self, round_: Round, bucket: Bucket) -> None:
         if (bucket.src, bucket.dst) in round_.failures:
@@ -75,14 +102,14 @@ class PeerWorker(Worker):
             self._copy(round_, bucket)
         except TransportError as error:
             round_.fail(error.edge, error.reason)
-        except (Stopped, MemoryError):
+        except (Stopped, MemoryError, DeviceError):
             raise
         except Exception as error:  # noqa: BLE001  told by edge; the other edges of this thread go on
             round_.fail((bucket.src, bucket.dst), describe(error))
 
     def _copy(self, round_: Round, bucket: Bucket) -> None:
         word = (round_.options.words if bucket.stage == 0 else round_.ready).get(bucket.src)
-        if self._scratch.size < bucket.nbytes and round_.options.verify == "reread":
+        if self._scratch.size < bucket.nbytes and self._needs_scratch(round_, bucket):
             self._scratch = np.empty(bucket.nbytes, np.uint8)
         with round_.touching():
             memory = round_.lender(bucket, word)
@@ -90,6 +117,9 @@ class PeerWorker(Worker):
             round_.require_loan(bucket, memory, word)
             round_.count_rx(bucket.link, bucket.nbytes)
             round_.mark_verified(bucket)
+
+    def _needs_scratch(self, round_: Round, bucket: Bucket) -> bool:
+        return round_.options.verify == "reread" or round_.by_host(bucket)
 
     def _wait_ready(self, round_: Round, sources: set[str]) -> set[str]:
         """Which of ``sources`` may be read or will never be; waits for at least one.

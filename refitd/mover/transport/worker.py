@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import traceback
 
-from refitd.errors import RefitdError, TransportError
+from refitd.errors import DeviceError, RefitdError, TransportError
 from refitd.mover.board import Board
 from refitd.mover.round import Edge, Stopped
 
@@ -34,6 +34,8 @@ class Worker:
             self._serve()
         except Stopped:
             return
+        except DeviceError:
+            raise  # the process ends of it: its context is of no more use, and the daemon starts another mover
         except TransportError as error:
             self.board.break_edge(error.edge, error.reason)
         except (RefitdError, OSError, EOFError) as error:

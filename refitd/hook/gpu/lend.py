@@ -1,0 +1,124 @@
+"""Weights that lie on one GPU, described where they are instead of copied to the host.
+
+A rank's weights go this way where all of them are on one device whose driver can share them; else they are staged on
+the host, and the reason is logged once. CUDA's bindings are imported only for tensors on CUDA.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from refitd.errors import DeviceError
+from refitd.hook.blocks import Block
+from refitd.hook.gpu.driver import Calls, Driver
+from refitd.hook.gpu.export import IPC, DeviceExport, Extent, export
+
+log = logging.getLogger("refitd.hook")
+
+
+def place_of(block: Block) -> tuple[int, int] | None:
+    """(number of the device, address) of a block on CUDA; None elsewhere."""
+    if not getattr(block.flat, "is_cuda", False):
+        return None
+    return block.flat.device.index, block.flat.data_ptr()
+
+
+def current_device() -> str | None:
+    """UUID of the device that this process's torch works on; None where it has not begun to."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return None
+    try:
+        return Driver(torch.cuda.current_device()).uuid()
+    except DeviceError as error:
+        log.warning("the device of this process is unknown: %s", error)
+        return None
+
+
+class Lender:
+    """Describes one client's weights. What it described stays valid until the memory behind it is freed."""
+
+    def __init__(self) -> None:
+        self._drivers: dict[int, Calls] = {}
+        self._known: tuple[object, Mapping[int, int], DeviceExport] | None = None
+        self._warned = ""
+
+    def lend(self, blocks: Mapping[str, Block]) -> DeviceExport | None:
+        """Wait for the device, whose streams may still write ``blocks``, and describe them; None: stage them.
+
+        The caller closes the descriptors. Memory is described anew only where it is not the same as the last time.
+        """
+        places = {name: place_of(block) for name, block in blocks.items() if block.nbytes}
+        found = {name: place for name, place in places.items() if place is not None}
+        if not found:
+            return None
+        ordinals = {ordinal for ordinal, _address in found.values()}
+        if len(found) < len(places) or len(ordinals) > 1:
+            self._stage("they are not all on one device")
+            return None
+        extents = {name: Extent(address, blocks[name].nbytes) for name, (_ordinal, address) in found.items()}
+        try:
+            with _on(ordinals.pop()) as ordinal:
+                return self._lend(ordinal, extents)
+        except DeviceError as error:
+            self._stage(str(error))
+            return None
+
+    def _lend(self, ordinal: int, extents: Mapping[str, Extent]) -> DeviceExport | None:
+        driver = self._driver(ordinal)
+        driver.activate()
+        driver.synchronize()
+        key = ordinal, tuple(extents.items())
+        if self._known is not None and self._known[0] == key and _unchanged(driver, self._known[1]):
+            return self._known[2]
+        made = export(driver, extents)
+        if made.refused:
+            made.close()
+            self._stage(next(iter(made.refused.values())))
+            return None
+        made.message["uuid"] = driver.uuid()
+        self._known = None if made.fds else (key, _witnesses(driver, made, extents), made)
+        return made
+
+    def _driver(self, ordinal: int) -> Calls:
+        if ordinal not in self._drivers:
+            self._drivers[ordinal] = Driver(ordinal)
+        return self._drivers[ordinal]
+
+    def _stage(self, reason: str) -> None:
+        if reason != self._warned:
+            self._warned = reason
+            log.warning("weights on a GPU are staged on the host: %s", reason)
+
+
+def _witnesses(driver: Calls, made: DeviceExport, extents: Mapping[str, Extent]) -> dict[int, int]:
+    """An address in each block, with what the driver calls the allocation there; empty where it cannot tell."""
+    assert all(block["kind"] == IPC for block in made.message["blocks"])
+    addresses = {storage["block"]: extents[storage["name"]].address for storage in made.message["storages"]}
+    try:
+        return {address: driver.buffer_id(address) for address in addresses.values()}
+    except DeviceError:
+        return {}
+
+
+def _unchanged(driver: Calls, witnesses: Mapping[int, int]) -> bool:
+    try:
+        return bool(witnesses) and all(driver.buffer_id(address) == name for address, name in witnesses.items())
+    except DeviceError:
+        return False
+
+
+@contextlib.contextmanager
+def _on(ordinal: int) -> Iterator[int]:
+    """The caller's current device is what it was, afterwards."""
+    torch: Any = sys.modules.get("torch")
+    before = torch.cuda.current_device() if torch is not None and torch.cuda.is_initialized() else ordinal
+    try:
+        yield ordinal
+    finally:
+        if before != ordinal:
+            torch.cuda.set_device(before)

@@ -1,0 +1,71 @@
+"""One GPU as a mover uses it: a driver, what is mapped from other processes, and kernels that are compiled already."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from refitd.errors import DeviceError
+from refitd.hook.gpu.driver import Calls, Driver
+from refitd.mover.cuda.imports import Imports
+from refitd.mover.kernels import Launch, Table, prepare
+
+
+class Device:
+    """May be used from any thread that calls `activate` first. ``name`` is torch's name of it."""
+
+    def __init__(self, driver: Calls, name: str) -> None:
+        self.driver, self.name = driver, name
+        self.uuid = driver.uuid()
+        self.imports = Imports(driver)
+        self._lock = threading.Lock()
+        self._compiled: dict[tuple[tuple[str, str], bool], int] = {}  # (dtypes, store) -> kinds of rows
+
+    def activate(self) -> None:
+        """Work in this device's context from here on, in the calling thread."""
+        if self.name != "cpu":
+            import torch
+
+            torch.cuda.set_device(self.name)
+        self.driver.activate()
+
+    def reach(self, uuid: str) -> None:
+        """Let kernels here read the memory of another card. Raises DeviceError."""
+        self.driver.enable_peer(uuid)
+
+    def prepare(self, table: Table, kinds: int = 0) -> Launch:
+        """Ready to run, by a kernel that is compiled already where one has all kinds of rows that ``table`` has.
+
+        ``kinds``: more of them, that the kernel shall have too. Raises DeviceError where the device has no memory left.
+        """
+        of = table.dtypes, table.store
+        with self._lock:
+            known = self._compiled.get(of, 0)
+            self._compiled[of] = kinds = known | kinds | table.kinds
+        with device_errors("prepare a launch"):
+            return prepare(table, self.name, kinds=kinds)
+
+
+def open_device(uuid: str) -> Device:
+    """The GPU of that UUID. Raises DeviceError where there is none, or no driver, or no torch for CUDA."""
+    driver = Driver(uuid)
+    with device_errors("start torch on the device"):
+        import torch
+
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    return Device(driver, f"cuda:{driver.ordinal}")
+
+
+@contextlib.contextmanager
+def device_errors(call: str) -> Iterator[None]:
+    """What torch and Triton raise for a device becomes a DeviceError: most of it only a new process can mend."""
+    try:
+        yield
+    except (RuntimeError, AssertionError) as error:
+        raise DeviceError(call, _first_line(error)) from error
+
+
+def _first_line(error: Any) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"

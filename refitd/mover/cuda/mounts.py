@@ -1,0 +1,136 @@
+"""The GPUs of one mover, and the memory on them that it has mounted. CUDA is touched when the first of it is."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import selectors
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from refitd.errors import DeviceError, InputError, ProtocolError
+from refitd.hook.memfd import check_memory
+from refitd.hook.messages import DEVICE
+from refitd.hook.page import PAGE_BYTES
+from refitd.mover.cuda.device import Device, open_device
+from refitd.mover.cuda.memory import DeviceMemory
+from refitd.mover.cuda.warm import warm
+from refitd.plan.program import Program
+
+_WORDS = PAGE_BYTES // 8
+
+
+class Devices:
+    """Made for the mover of rank ``key``; ``open_`` finds a device by its UUID."""
+
+    def __init__(self, key: str, open_: Callable[[str], Device] | None = None) -> None:
+        self._key, self._open = key, open_ or open_device
+        self._devices: dict[str, Device] = {}
+        self._own: Device | None = None  # where this rank's weights are, and its kernels run
+        self._lock = threading.Lock()
+        self._owners = Owners()
+
+    def mount(self, message: Mapping[str, Any], fds: Sequence[int]) -> DeviceMemory:
+        """Map what a ``mount`` message with ``device`` describes. ``fds`` end with the owner's pidfd and its page.
+
+        ``fds`` stay the caller's. When the owner dies, it is unmapped at once. Raises ProtocolError, DeviceError.
+        """
+        DEVICE.check("device", message["device"])
+        key, index, device = message["memory"], message["word_index"], message["device"]
+        if len(fds) < 2 or not 0 <= index < _WORDS:
+            raise ProtocolError("word_index", f"a control page and a word from 0 to {_WORDS - 1}", str(index))
+        check_memory(fds[-1], PAGE_BYTES, "control page")
+        page = np.frombuffer(mmap.mmap(fds[-1], PAGE_BYTES, prot=mmap.PROT_READ), np.uint64)
+        on = self._device_for(key, device["uuid"])
+        on.activate()
+        addresses = on.imports.open(key, device, fds[:-2], message["writable"])
+        sizes = {storage["name"]: storage["nbytes"] for storage in device["storages"]}
+        memory = DeviceMemory(
+            key, on, addresses, sizes, (page, index), message["writable"], lambda: on.imports.close(key)
+        )
+        self._owners.watch(key, fds[-2], memory.close)
+        return memory
+
+    def forget(self, key: str) -> None:
+        """The memory of ``key`` was unmounted: its owner's death is of no interest any more."""
+        self._owners.forget(key)
+
+    def warm(self, uuid: str, program: Program, done: Callable[[], None]) -> None:
+        """In a thread, start the device and compile what ``program`` will need; then call ``done``, in any case.
+
+        A device that does not start says so again, and to the daemon, when memory on it is mounted.
+        """
+
+        def run() -> None:
+            try:
+                warm(self._device(uuid), program)
+            except (DeviceError, InputError) as error:
+                print(f"mover {self._key}: kernels are not ready: {error}", file=sys.stderr)  # noqa: T201
+            finally:
+                done()
+
+        threading.Thread(target=run, name=f"warm {uuid}", daemon=True).start()
+
+    def _device_for(self, key: str, uuid: str) -> Device:
+        """Where memory on ``uuid`` is mapped: by this rank's own device, which may be another card of the host."""
+        there = self._own if self._own is not None and key != self._key else self._device(uuid)
+        if key == self._key:
+            self._own = there
+        elif there.uuid != uuid:
+            there.reach(uuid)
+        return there
+
+    def _device(self, uuid: str) -> Device:
+        with self._lock:
+            if uuid not in self._devices:
+                self._devices[uuid] = self._open(uuid)
+            return self._devices[uuid]
+
+
+class Owners:
+    """Watches the processes whose memory is mapped; a thread begins with the first."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._lock = threading.Lock()
+        self._watched: dict[str, int] = {}
+        self._wake = -1
+
+    def watch(self, key: str, pidfd: int, died: Callable[[], None]) -> None:
+        """Call ``died`` in a thread of ours once the process behind ``pidfd`` (duplicated) has ended."""
+        self.forget(key)
+        with self._lock:
+            if self._wake < 0:
+                self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+                self._selector.register(self._wake, selectors.EVENT_READ)
+                threading.Thread(target=self._run, name="owners", daemon=True).start()
+            self._watched[key] = copy = os.dup(pidfd)
+            self._selector.register(copy, selectors.EVENT_READ, (key, died))
+            os.eventfd_write(self._wake, 1)
+
+    def forget(self, key: str) -> None:
+        with self._lock:
+            self._drop(key)
+
+    def _drop(self, key: str) -> None:
+        if (pidfd := self._watched.pop(key, None)) is not None:
+            self._selector.unregister(pidfd)
+            os.close(pidfd)
+
+    def _run(self) -> None:
+        while True:
+            for found, _events in self._selector.select():
+                if found.data is None:
+                    os.eventfd_read(self._wake)
+                    continue
+                key, died = found.data
+                with self._lock:
+                    current = self._watched.get(key) == found.fd
+                    if current:
+                        self._drop(key)
+                if current:
+                    died()
