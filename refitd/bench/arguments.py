@@ -8,6 +8,7 @@ from pathlib import Path
 
 TRANSPORTS = ("peer", "tcp")
 MODELS = ("big", "small")
+ON_DEVICE = ("small", "big", "1GiB", "16GB", "48GB")
 LEAST_REPEATS = 2
 
 
@@ -20,15 +21,24 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     subjects.add_parser("plan", help="how long the planner takes, and how that grows")
     subjects.add_parser("pack", help="packing, casting and checksums, and pulls between processes on a GPU")
-    refit.add_argument("--device", choices=("cpu",), default="cpu", help="where the weights are (default: cpu)")
+    refit.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where the weights are (default: cpu)")
     refit.add_argument("--transport", choices=(*TRANSPORTS, "all"), default="all", help="default: all")
-    refit.add_argument("--model", choices=(*MODELS, "all"), default="all", help="big: 134 MB; small: 1 MB")
+    refit.add_argument(
+        "--model",
+        choices=(*ON_DEVICE, "all"),
+        default="all",
+        help="big: 134 MB; small: 1 MB; with --device cuda: 1GiB, 16GB, 48GB",
+    )
     refit.add_argument("--repeats", type=int, default=15, metavar="N", help="timed repeats (default: %(default)s)")
     refit.add_argument("--json", action="store_true", help="one JSON object on the last line of stdout")
     refit.add_argument("--out", type=Path, metavar="FILE", help="also write the JSON there")
     arguments = parser.parse_args(argv)
     if arguments.repeats < LEAST_REPEATS:
         refit.error(f"--repeats: at least {LEAST_REPEATS}")
-    arguments.transports = TRANSPORTS if arguments.transport == "all" else (arguments.transport,)
-    arguments.models = MODELS if arguments.model == "all" else (arguments.model,)
+    on_device = arguments.device == "cuda"
+    transports, models = (("peer",), ON_DEVICE) if on_device else (TRANSPORTS, MODELS)
+    if arguments.transport not in (*transports, "all") or arguments.model not in (*models, "all"):
+        refit.error(f"--device {arguments.device}: --transport {', '.join(transports)}; --model {', '.join(models)}")
+    arguments.transports = transports if arguments.transport == "all" else (arguments.transport,)
+    arguments.models = models if arguments.model == "all" else (arguments.model,)
     return arguments

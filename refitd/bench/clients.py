@@ -30,16 +30,28 @@ JOB, RUN, REPLICA = "bench", "run", "r0"
 WAIT_SECONDS = 30.0
 
 
-def _weights(shards: list[Shard]) -> dict[str, Tensor]:
-    return {shard.matrix.name: shared_empty(shard.shape, torch.bfloat16) for shard in shards}
+def _weights(shards: list[Shard], device: str) -> dict[str, Tensor]:
+    make = shared_empty if device == "cpu" else device_empty
+    return {shard.matrix.name: make(shard.shape, torch.bfloat16) for shard in shards}
+
+
+def device_empty(shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
+    """Uninitialised, in memory of the GPU."""
+    return torch.empty(shape, dtype=dtype, device="cuda")
+
+
+def _settle(device: str) -> None:
+    """What was begun on a GPU is done."""
+    if device != "cpu":
+        torch.cuda.synchronize()
 
 
 class TrainerParty:
     """One trainer rank; its weights are lent where they are."""
 
-    def __init__(self, model: Model, rank: int, socket_path: str) -> None:
-        self._shards = trainer_shards(model, rank)
-        self._weights = _weights(self._shards)
+    def __init__(self, model: Model, rank: int, socket_path: str, device: str = "cpu") -> None:
+        self._shards, self._device = trainer_shards(model, rank), device
+        self._weights = _weights(self._shards, device)
         self._trainer = connect_trainer(job=JOB, run=RUN, rank=rank, world_size=TRAINERS, socket=socket_path)
         self._trainer.register(layout(model, self._shards))
         self._trainer.plan_seconds = WAIT_SECONDS  # the first lane is still being built
@@ -47,6 +59,7 @@ class TrainerParty:
     def fill(self, step: int) -> None:
         for shard in self._shards:
             fill(shard, step, self._weights[shard.matrix.name])
+        _settle(self._device)
 
     def move(self, step: int) -> float:
         began = time.monotonic()
@@ -68,10 +81,10 @@ class TrainerParty:
 class EngineParty:
     """One engine rank, ``in_place``. ``mate`` joins the two ranks: the lead hands the ticket over."""
 
-    def __init__(self, model: Model, rank: int, socket_path: str, mate: socket.socket) -> None:
+    def __init__(self, model: Model, rank: int, socket_path: str, mate: socket.socket, device: str = "cpu") -> None:
         self._rank, self._mate = rank, Connection(mate)
         self._shards = engine_shards(model, rank)
-        self._weights = _weights(self._shards)
+        self._weights = _weights(self._shards, device)
         self._engine = connect_engine(job=JOB, replica=REPLICA, rank=rank, world_size=ENGINES, socket=socket_path)
         self._engine.register(layout(model, self._shards), mode="in_place")
 

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from refitd.bench.clients import EngineParty, TrainerParty
-from refitd.bench.daemon import Daemon
+from refitd.bench.daemon import USUAL, Daemon, Settings
 from refitd.bench.models import ENGINES, TRAINERS, Model
 from refitd.bench.party import BenchFailed, Party, Process, ask_all
 from refitd.bench.rivals import GatherBroadcast, SendRecv
@@ -22,6 +22,7 @@ class Contest:
 
     def __init__(self, name: str, trainers: list[Process], engines: list[Process], daemon: Daemon | None) -> None:
         self.name, self._trainers, self._engines, self._daemon = name, trainers, engines, daemon
+        self.times = 0.0, 0.0  # of the last round: the first trainer's beginning, the last engine's end
 
     def round(self, step: int) -> float:
         """Move the values of ``step``; seconds from the first trainer's beginning to the last engine's end.
@@ -33,7 +34,12 @@ class Contest:
         times = ask_all(engines_first, "move", step)
         if not all(ask_all(self._engines, "exact", step)):
             raise BenchFailed(f"{self.name}: step {step} did not arrive bit for bit")
-        return max(times[:ENGINES]) - min(times[ENGINES:])
+        self.times = min(times[ENGINES:]), max(times[:ENGINES])
+        return self.times[1] - self.times[0]
+
+    def lines(self) -> list[str]:
+        """What the daemon said so far."""
+        return self._daemon.lines() if self._daemon is not None else []
 
     def peaks(self) -> dict[str, int]:
         """Most resident memory of each process so far, bytes."""
@@ -51,17 +57,22 @@ class Contest:
 
 
 @contextmanager
-def refit(model: Model, transport: str) -> Iterator[Contest]:
-    """refitd with ``transport`` peer or tcp."""
+def refit(
+    model: Model,
+    transport: str,
+    device: str = "cpu",
+    settings: Settings = USUAL,
+) -> Iterator[Contest]:
+    """refitd with ``transport`` peer or tcp, weights on ``device``."""
     folder = Path(tempfile.mkdtemp(prefix="refitd-bench-"))
     processes: list[Process] = []
-    daemon = Daemon(folder, transport)
+    daemon = Daemon(folder, transport, settings)
     try:
         daemon.wait_answer()
         mates = socket.socketpair()
         with mates[0], mates[1]:
-            trainers = [partial(TrainerParty, model, rank, daemon.socket) for rank in range(TRAINERS)]
-            engines = [partial(EngineParty, model, rank, daemon.socket, mates[rank]) for rank in range(ENGINES)]
+            trainers = [partial(TrainerParty, model, rank, daemon.socket, device) for rank in range(TRAINERS)]
+            engines = [partial(EngineParty, model, rank, daemon.socket, mates[rank], device) for rank in range(ENGINES)]
             contest = _start(transport, trainers, engines, daemon, processes)
         daemon.wait_lane()
         yield contest

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from refitd.bench.clients import JOB, REPLICA
 from refitd.bench.models import ENGINES, TRAINERS
@@ -30,20 +30,44 @@ socket = "{folder}/hook.sock"
 listen = ""
 [data]
 links = "{links}"
+verify = "{verify}"
+bucket_bytes = {bucket_bytes}
+[timeouts]
+build = 60.0
 [log]
-level = "warning"
+level = "{level}"
 format = "json"
 """
+
+
+class Settings(NamedTuple):
+    """What a contest may want other than usual. With ``traced`` the daemon writes down when each phase began."""
+
+    verify: str = "checksum"
+    bucket_bytes: int = 4 << 20
+    traced: bool = False
+
+
+USUAL = Settings()
 
 
 class Daemon:
     """``transport``: peer or tcp. Everything of it is in ``folder``."""
 
-    def __init__(self, folder: Path, transport: str) -> None:
+    def __init__(self, folder: Path, transport: str, settings: Settings = USUAL) -> None:
         self.socket, self._log = str(folder / "hook.sock"), folder / "daemon.log"
         self.peaks: dict[str, int] = {}
         config = folder / "refitd.toml"
-        config.write_text(_CONFIG.format(folder=folder, links=_LINKS[transport]))
+        level = "debug" if settings.traced else "warning"
+        config.write_text(
+            _CONFIG.format(
+                folder=folder,
+                links=_LINKS[transport],
+                verify=settings.verify,
+                level=level,
+                bucket_bytes=settings.bucket_bytes,
+            )
+        )
         command = [sys.executable, "-m", "refitd.cli", "run", "--config", str(config)]
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
@@ -82,6 +106,10 @@ class Daemon:
         for rank in (self._job() or {}).get("ranks", []):
             side, _group, number = rank["key"].split("/")
             self.peaks[f"mover_{side}{number}"] = peak_bytes(rank["mover"])
+
+    def lines(self) -> list[str]:
+        """Everything that it said."""
+        return self._log.read_text(errors="replace").splitlines()
 
     def log(self) -> str:
         """The end of what it said."""

@@ -12,6 +12,7 @@ from refitd.layout.box import Box, Piece
 
 DTYPE = "bfloat16"
 TRAINERS = ENGINES = 2
+LARGE = {"1GiB": (1, 32768), "16GB": (16, 30720), "48GB": (48, 30720)}  # matrices of 16384 rows, and their columns
 _BLOCK_ROWS = 256  # of a check: its temporaries stay small
 _ODD = 2654435769 % (1 << 15) | 1
 
@@ -55,9 +56,12 @@ class Shard:
 
 
 def model(name: str) -> Model:
-    """``big``: one 8192 x 8192 matrix (134 MB). ``small``: 24 of mixed shapes (1 MB)."""
+    """``big``: one 8192 x 8192 matrix (134 MB). ``small``: 24 of mixed shapes (1 MB). Others, for devices: `LARGE`."""
     if name == "big":
         return (Matrix("weight", 8192, 8192),)
+    if name in LARGE:
+        count, cols = LARGE[name]
+        return tuple(Matrix(f"weight{i}", 16384, cols) for i in range(count))
     shapes = {"attention": (192, 192), "up": (256, 96), "down": (96, 256), "norm": (192, 1)}
     return tuple(Matrix(f"layer{i}.{part}", *shape) for i in range(6) for part, shape in shapes.items())
 
@@ -104,22 +108,23 @@ def layout(model: Model, shards: list[Shard]) -> Layout:
 
 def fill(shard: Shard, step: int, out: Tensor) -> None:
     """Write the values of ``step`` into ``out``, bfloat16 of the shard's shape. They are any bits, NaN among them."""
-    rows, cols = _seeds(shard, step)
+    rows, cols = _seeds(shard, step, out.device)
     torch.bitwise_xor(rows[:, None], cols[None, :], out=out.view(torch.int16))
 
 
 def exact(shard: Shard, step: int, found: Tensor) -> bool:
     """Whether ``found`` holds the values of ``step``, bit for bit."""
-    rows, cols = _seeds(shard, step)
+    rows, cols = _seeds(shard, step, found.device)
     bits = found.view(torch.int16)
     starts = range(0, shard.shape[0], _BLOCK_ROWS)
     return all(torch.equal(bits[i : i + _BLOCK_ROWS], rows[i : i + _BLOCK_ROWS, None] ^ cols[None, :]) for i in starts)
 
 
-def _seeds(shard: Shard, step: int) -> tuple[Tensor, Tensor]:
+def _seeds(shard: Shard, step: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """A random number for each row and column; every step changes those of the rows."""
     matrix = shard.matrix
     random = torch.Generator().manual_seed(sum(matrix.name.encode()))
     rows = torch.randint(-(1 << 15), 1 << 15, (matrix.rows,), generator=random, dtype=torch.int16)
     cols = torch.randint(-(1 << 15), 1 << 15, (matrix.cols,), generator=random, dtype=torch.int16)
-    return rows[shard.lo[0] : shard.hi[0]] + (step * _ODD) % (1 << 15), cols[shard.lo[1] : shard.hi[1]]
+    rows, cols = rows[shard.lo[0] : shard.hi[0]] + (step * _ODD) % (1 << 15), cols[shard.lo[1] : shard.hi[1]]
+    return rows.to(device), cols.to(device)

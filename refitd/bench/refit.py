@@ -12,7 +12,7 @@ from dataclasses import asdict
 
 import torch
 
-from refitd.bench import contest, models, rows
+from refitd.bench import contest, models, on_device, rows
 from refitd.bench.contest import Contest
 from refitd.bench.machine import commit, machine
 from refitd.bench.models import Model
@@ -29,7 +29,11 @@ def run(arguments: argparse.Namespace) -> int:
     torch.set_num_threads(1)
     where = machine()  # before the benchmark itself is the load
     try:
-        found = measure(arguments.models, arguments.transports, arguments.repeats)
+        if arguments.device == "cuda":
+            found = on_device.measure(arguments.models, arguments.repeats)
+            where |= on_device.facts()
+        else:
+            found = measure(arguments.models, arguments.transports, arguments.repeats)
     except BenchFailed as error:
         print(f"refitd bench: {error}", file=sys.stderr)  # noqa: T201
         if arguments.json:

@@ -33,7 +33,8 @@ def test_options_choose_one_of_each():
 
 @pytest.mark.parametrize(
     "argv",
-    [[], ["repair"], ["refit", "--device", "cuda"], ["refit", "--transport", "nccl"],
+    [[], ["repair"], ["refit", "--device", "cuda", "--transport", "tcp"], ["refit", "--model", "1GiB"],
+     ["refit", "--transport", "nccl"],
      ["refit", "--repeats", "1"], ["refit", "--repeats", "many"]],
 )  # fmt: skip
 def test_what_cannot_be_measured_is_refused(argv, capsys):

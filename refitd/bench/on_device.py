@@ -1,0 +1,155 @@
+"""``refitd bench refit --device cuda``: publish to commit on one GPU, phase by phase, beside a plain copy.
+
+Two trainers hold the rows, two engines the columns; each is a process, and each engine has a mover. Memory is mapped
+from process to process, and only the movers' kernels copy.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from functools import partial
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+
+from refitd.bench import contest, models
+from refitd.bench.daemon import Settings
+from refitd.bench.party import BenchFailed, Process
+from refitd.bench.rows import Row, percentile
+
+WARM_UPS = 3
+BUCKET_BYTES = 256 << 20
+M2N = {"1GiB": 486.0}  # GB/s of NCCL M2N 0.1.0 (NCCL 2.30.7) on one H200 that its ranks shared, one call at a time
+COPY_BYTES = 2 << 30
+PHASES = ("publish", "prepare", "transfer", "commit")
+
+
+class Round(NamedTuple):
+    """Seconds of one refit: in all, by `PHASES`, and from the first mover's start to the last checksum in hand."""
+
+    total: float
+    phases: tuple[float, ...]
+    moved: float
+
+
+def measure(names: Sequence[str], repeats: int) -> list[Row]:
+    """All rows of the models. Raises BenchFailed."""
+    copied = _alone(Copier)
+    found = [Row("cuda_plain_copy", copied, "GB/s")]
+    for name in names:
+        model = models.model(name)
+        for verify in ("checksum", "reread"):
+            rounds, peaks = _rounds(model, Settings(verify, BUCKET_BYTES, traced=True), repeats)
+            label = f"cuda_{name}" if verify == "checksum" else f"cuda_{name}_{verify}"
+            found += _rows(label, name, models.nbytes(model), rounds, copied)
+            found += [Row(f"{label}_peak_{who}", nbytes / 1e6, "MB") for who, nbytes in peaks.items() if "mover" in who]
+    return found
+
+
+def facts() -> dict[str, Any]:
+    """The card, from a process of its own: this one forks, and must not touch CUDA."""
+    from refitd.bench.pack import device_facts
+
+    return dict(device_facts("cuda"))
+
+
+def _rounds(model: models.Model, settings: Settings, repeats: int) -> tuple[list[Round], dict[str, int]]:
+    with contest.refit(model, "peer", "cuda", settings) as one:
+        spans = []
+        for step in range(WARM_UPS + repeats):
+            one.round(step)
+            spans.append(one.times)
+        marks = [mark for mark in map(_mark, one.lines()) if mark is not None]
+        return [_round(span, marks) for span in spans[WARM_UPS:]], one.peaks()
+
+
+class _Mark(NamedTuple):
+    at: float  # monotonic seconds
+    what: str
+    span: tuple[float, float]
+
+
+def _mark(line: str) -> _Mark | None:
+    """What a line of the daemon's log says about a refit's progress."""
+    try:
+        said = json.loads(line)
+        at = datetime.fromisoformat(said["timestamp"]).timestamp() - time.time() + time.monotonic()
+    except (ValueError, KeyError, TypeError):
+        return None
+    if said.get("event") == "stage":
+        return _Mark(at, str(said["stage"]), (0.0, 0.0))
+    if said.get("event") == "moved" and "engine" in str(said.get("rank")):
+        return _Mark(at, "moved", tuple(said["span"]))
+    return None
+
+
+def _round(span: tuple[float, float], marks: Sequence[_Mark]) -> Round:
+    """Raises BenchFailed where the log does not show every phase."""
+    began, ended = span
+    inside = [mark for mark in marks if began <= mark.at <= ended]
+    starts = [[mark.at for mark in inside if mark.what == what] for what in PHASES[1:]]
+    moves = [mark.span for mark in inside if mark.what == "moved"]
+    if not all(starts) or len(moves) != models.ENGINES:
+        raise BenchFailed(f"the daemon's log does not show every phase: {[mark.what for mark in inside]}")
+    edges = [began, *(times[0] for times in starts), ended]
+    phases = tuple(after - before for before, after in pairwise(edges))
+    return Round(ended - began, phases, max(move[1] for move in moves) - min(move[0] for move in moves))
+
+
+def _rows(label: str, name: str, nbytes: int, rounds: Sequence[Round], copied: float) -> list[Row]:
+    total = statistics.median(one.total for one in rounds)
+    moved = statistics.median(one.moved for one in rounds)
+    rate, moved_rate, baseline = nbytes / total / 1e9, nbytes / moved / 1e9, M2N.get(name, copied)
+    rows = [
+        Row(f"{label}_publish_to_commit", total * 1e3, "ms"),
+        Row(f"{label}_publish_to_commit_p90", percentile([one.total for one in rounds], 0.9) * 1e3, "ms"),
+        Row(f"{label}_throughput", rate, "GB/s", copied, rate / copied),
+        Row(f"{label}_movers", moved * 1e3, "ms"),
+        Row(f"{label}_movers_throughput", moved_rate, "GB/s", baseline, moved_rate / baseline),
+    ]
+    for i, phase in enumerate(PHASES):
+        seconds = statistics.median(one.phases[i] for one in rounds)
+        rows.append(Row(f"{label}_{phase}", seconds * 1e3, "ms"))
+        rows.append(Row(f"{label}_{phase}_share", 100 * seconds / total, "%"))
+    return rows
+
+
+class Copier:
+    """A process that copies on the GPU, and nothing else."""
+
+    def fill(self, step: int) -> None:
+        """Nothing to fill."""
+
+    def move(self, step: int) -> float:  # noqa: ARG002
+        """GB/s of a plain copy, the best of ten."""
+        source = torch.randint(0, 256, (COPY_BYTES,), dtype=torch.uint8, device="cuda")
+        target = torch.empty_like(source)
+        return max(_copy_rate(source, target) for _ in range(10 + WARM_UPS))
+
+    def exact(self, step: int) -> bool:  # noqa: ARG002
+        return True
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
+def _copy_rate(source: torch.Tensor, target: torch.Tensor) -> float:
+    torch.cuda.synchronize()
+    began = time.monotonic()
+    target.copy_(source)
+    torch.cuda.synchronize()
+    return source.nbytes / (time.monotonic() - began) / 1e9
+
+
+def _alone(make: Callable[[], Any]) -> float:
+    process = Process("copier", partial(make))
+    try:
+        process.ask("move")
+        return process.answer()
+    finally:
+        process.end()

@@ -1,0 +1,56 @@
+"""The whole way on a fake GPU: real daemon, movers forked by its fork server, clients in processes of their own."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+pytestmark = pytest.mark.slow
+
+
+def run(tmp_path, script, *arguments, **more):
+    environment = {**os.environ, **more, "REFITD_FAKE_GPU": str(tmp_path)}
+    environment["PYTHONPATH"] = f"{HERE}:{HERE.parents[1]}"
+    command = [sys.executable, str(HERE / script), *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=110, check=False)
+
+
+def test_the_benchmark_refits_on_a_device_phase_by_phase(tmp_path):
+    """Bit-exact (else it fails), with every phase in its rows, with checksums and with reread."""
+    arguments = ["refit", "--device", "cuda", "--transport", "peer", "--model", "1GiB", "--repeats", "3", "--json"]
+    done = run(tmp_path, "fake_bench.py", *arguments)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = {row["name"]: row for row in json.loads(done.stdout.splitlines()[-1])["rows"]}
+    for label in ("cuda_1GiB", "cuda_1GiB_reread"):
+        shares = [found[f"{label}_{phase}_share"]["value"] for phase in ("publish", "prepare", "transfer", "commit")]
+        assert min(shares) > 0
+        assert 80 < sum(shares) < 120  # medians, of which each is of another round
+        assert 0 < found[f"{label}_movers"]["value"] < found[f"{label}_publish_to_commit"]["value"]
+    assert found["cuda_1GiB_movers_throughput"]["baseline"] == 486.0
+
+
+@pytest.mark.parametrize("fault", ["kill", "trainer"])
+def test_a_fault_in_the_middle_of_a_refit_is_survived(tmp_path, fault):
+    """The publication commits with a new mover; a trainer that died is replaced and publishes."""
+    done = run(tmp_path, "faults.py", fault, "1GiB")
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["after_s"] > 0
+    started = [line for line in found["movers"] if line == "mover_started"]
+    assert len(started) == 5, found
+
+
+def test_without_a_device_movers_are_replaced_and_clients_live(tmp_path):
+    """The typed error of the driver is in the daemon's log; the trainer's offer ends and the engine's receive fails."""
+    done = run(tmp_path, "no_device.py")
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["outcome"] == "SKIPPED"
+    assert found["dirty"] is True
+    assert found["failed"] == "no commit came within the timeout"
+    assert "it cannot map engine/r0/0: DeviceError: cuInit: CUDA_ERROR_NO_DEVICE" in found["killed"]
+    assert found["started"] > 2
