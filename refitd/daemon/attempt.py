@@ -112,12 +112,11 @@ class Attempt:
 
     def _ready(self, key: str, source: str) -> None:
         waits = any(b.stage == 1 and b.src == source for b in self._programs[key].receives())
-        rank = self._driver.context.ranks.get(source)
+        reader, rank = (self._driver.context.ranks.get(each) for each in (key, source))
         word = self._word_of(rank, mate=source in self._mates) if rank else None
-        if not waits or rank is None or word is None or (key, source) in self._told_ready:
-            return
+        if not waits or reader is None or rank is None or word is None or (key, source) in self._told_ready:
+            return  # a reader may have left, too: its lane will turn
         self._told_ready.add((key, source))
-        reader = self._driver.context.ranks[key]
         mount(reader, rank, writable=False)
         self._built.handles[key].send({**self._head("ready"), "src": source, "word": word})
 

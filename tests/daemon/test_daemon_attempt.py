@@ -46,3 +46,15 @@ def test_i6_a_trainer_that_offered_anew_is_not_read_as_the_old_publication(attem
     for rank in (source(Offer(KEY, "life", "run1", 4, 44), 8), source(None, 9)):
         with pytest.raises(TransportError, match="does not hold the publication any more"):
             attempt._source_word(rank, "engine/r0/0")
+
+
+def test_a_reader_that_left_is_told_nothing(attempt: Attempt) -> None:
+    """A neighbour becomes whole when the rank that waits for it has just gone: the lane turns, and nobody trips."""
+    bucket = SimpleNamespace(stage=1, src="engine/r0/0")
+    sent: list[dict[str, Any]] = []
+    attempt._programs["engine/r1/0"] = cast("Any", SimpleNamespace(receives=lambda: [bucket]))
+    attempt._built = cast("Any", SimpleNamespace(handles={"engine/r1/0": SimpleNamespace(send=sent.append)}, token=1))
+    attempt._driver.context.ranks["engine/r0/0"] = cast("Any", SimpleNamespace(loan_word=lambda _publication: 3))
+    attempt.members = {"engine/r1/0"}
+    attempt.source_ready("engine/r0/0", whole=True)
+    assert sent == []
