@@ -17,6 +17,8 @@ from refitd.store.etcd import EtcdStore
 from refitd.store.keeper import Hold, LeaseKeeper
 from refitd.store.spawn import http_get
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def store(cluster: EtcdCluster) -> Iterator[EtcdStore]:
