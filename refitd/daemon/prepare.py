@@ -99,7 +99,7 @@ class Preparer:
         before = PubId(asked.generation, asked.revision)
         ack = driver.context.agreement.view.ack(driver.replica, lane.lead.node)
         lead = driver.context.ranks.get(lane.lead.key)
-        served = lead.served if lead else PubId(*ack.served) if ack else NO_PUBLICATION
+        served = lead.served if lead else PubId(*ack.lead) if ack else NO_PUBLICATION
         return before < publication and before <= served
 
     def _offer_ticket(self, rank: LocalRank, publication: PubId) -> None:

@@ -76,12 +76,21 @@ class Voice:
             edge, reason, permanent = self.failure
             if time.monotonic() < self._after:
                 return None
-            return Ack(driver.token, digest, "failed", 0, 0, {}, served, edge, reason[:_REASON], permanent)
+            return Ack(
+                driver.token, digest, "failed", 0, 0, {}, served, edge, reason[:_REASON], permanent, self._lead()
+            )
         if not built or not built.ready:
             return None
         phase, publication = self._progress()
         held = {key: driver.context.keep_blob(held.to_bytes()) for key, held in sorted(driver.held.items())}
-        return Ack(driver.token, digest, phase, *publication, held if phase != "built" else {}, served)
+        shown = held if phase != "built" else {}
+        return Ack(driver.token, digest, phase, *publication, shown, served, lead=self._lead())
+
+    def _lead(self) -> PubId:
+        """What the lead serves, for nodes whose ranks still wait for a commit that it has heard."""
+        lane = self._driver.lane
+        lead = self._driver.context.ranks.get(lane.lead.key) if lane and lane.members else None
+        return lead.served if lead else NO_PUBLICATION
 
     def _progress(self) -> tuple[str, PubId]:
         prepared, attempt = self._driver.prepared, self._driver.attempt

@@ -326,8 +326,9 @@ class Ack:
     """One node's word on one lane: how far it is, under which token and plan.
 
     ``held`` maps member keys to the digest of what they verified of the publication before this token. ``served`` is
-    the oldest publication that any of the node's member ranks serves, (0, 0) for none. A ``failed`` ack names the edge
-    where one failed; ``permanent`` says that trying the same again is useless.
+    the oldest publication that any of the node's member ranks serves, (0, 0) for none; ``lead`` is what the replica's
+    lead serves, where that is a rank of the node. A ``failed`` ack names the edge where one failed; ``permanent`` says
+    that trying the same again is useless.
     """
 
     token: int
@@ -340,6 +341,7 @@ class Ack:
     edge: tuple[str, ...] = ()
     reason: str = ""
     permanent: bool = False
+    lead: tuple[int, int] = (0, 0)
 
     @property
     def id(self) -> PubId:
