@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import json
-import shlex
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -16,6 +13,7 @@ from typing import Any
 
 import torch
 
+from refitd.bench import outcome
 from refitd.bench import pack_cases as cases
 from refitd.bench.machine import commit, machine
 from refitd.bench.pack_cases import Case, Scene, addresses, make_scene, mirror, wrong_parts
@@ -36,21 +34,14 @@ def main(argv: Sequence[str]) -> int:
     try:
         rows = _measure(arguments)
     except BenchFailed as error:
-        print(f"refitd bench: {error}", file=sys.stderr)  # noqa: T201
-        if arguments.json:
-            print(json.dumps({"ok": False, "reason": str(error)}))  # noqa: T201
-        return 1
+        return outcome.failed(error, arguments.json)
     where = {**machine(), **device_facts(arguments.device)}
     document = {
         "ok": True, "rows": [asdict(row) for row in rows], "machine": where, "repeats": arguments.repeats,
-        "commit": commit(), "command": shlex.join(["refitd", "bench", "pack", *argv]),
+        "commit": commit(), "command": outcome.command("pack", argv),
     }  # fmt: skip
     show(rows, where, document["commit"], arguments.json)
-    if arguments.out is not None:
-        arguments.out.write_text(json.dumps(document, indent=1) + "\n")
-    if arguments.json:
-        print(json.dumps(document))  # noqa: T201
-    return 0
+    return outcome.finished(document, arguments)
 
 
 def _measure(arguments: argparse.Namespace) -> list[Row]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shlex
 import statistics
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from refitd.bench import outcome
 from refitd.bench.machine import commit, machine
 from refitd.bench.plan_cases import GROWTH
 from refitd.bench.plan_plot import growth_plot
@@ -35,17 +35,10 @@ def main(argv: Sequence[str]) -> int:
     try:
         document = _document(arguments, argv)
     except ChildFailed as error:
-        print(f"refitd bench: {error}", file=sys.stderr)
-        if arguments.json:
-            print(json.dumps({"ok": False, "reason": str(error)}))
-        return 1
-    if arguments.out is not None:
-        arguments.out.write_text(json.dumps(document, indent=1) + "\n")
+        return outcome.failed(error, arguments.json)
     if arguments.plot is not None:
         arguments.plot.write_text(growth_plot(document["growth"]), encoding="utf-8")
-    if arguments.json:
-        print(json.dumps(document))
-    return 0
+    return outcome.finished(document, arguments)
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -73,7 +66,7 @@ def _document(arguments: argparse.Namespace, argv: Sequence[str]) -> dict[str, A
     return {
         "ok": True, "rows": [asdict(row) for row in rows], "growth": grown, "machine": machine(),
         "load_at_start": load, "repeats": arguments.repeats, "commit": commit(),
-        "command": shlex.join(["refitd", "bench", "plan", *argv]),
+        "command": outcome.command("plan", argv),
     }  # fmt: skip
 
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
-import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict
 
 import torch
 
-from refitd.bench import contest, models, on_device, rows
+from refitd.bench import contest, models, on_device, outcome, rows
 from refitd.bench.contest import Contest
 from refitd.bench.machine import commit, machine
 from refitd.bench.models import Model
@@ -35,20 +33,13 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             found = measure(arguments.models, arguments.transports, arguments.repeats)
     except BenchFailed as error:
-        print(f"refitd bench: {error}", file=sys.stderr)  # noqa: T201
-        if arguments.json:
-            print(json.dumps({"ok": False, "reason": str(error)}))  # noqa: T201
-        return 1
+        return outcome.failed(error, arguments.json)
     document = {
         "ok": True, "rows": [asdict(row) for row in found], "machine": where, "repeats": arguments.repeats,
         "command": _command(arguments), "commit": commit(),
     }  # fmt: skip
     rows.show(found, where, commit(), arguments.json)
-    if arguments.out is not None:
-        arguments.out.write_text(json.dumps(document, indent=1) + "\n")
-    if arguments.json:
-        print(json.dumps(document))  # noqa: T201
-    return 0
+    return outcome.finished(document, arguments)
 
 
 def measure(model_names: tuple[str, ...], transports: tuple[str, ...], repeats: int) -> list[Row]:
