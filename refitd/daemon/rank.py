@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ from refitd.layout.dtypes import ITEMSIZE
 from refitd.mover.handle import MoverHandle
 
 NO_PUBLICATION = PubId(0, 0)
+
+_versions = itertools.count(1)  # one counter a process, so that no two memories share a version
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,15 +193,6 @@ class LocalRank:
             self.memory = None
 
 
-_versions = 0
-
-
-def _next_version() -> int:
-    global _versions  # noqa: PLW0603 - one counter a process, so that no two memories share a version
-    _versions += 1
-    return _versions
-
-
 def shadow_memory(layout: Layout, fd: int) -> Memory:
     """The shadow arena of a host_shadow engine; owns ``fd``."""
     places, total = shadow_offsets(layout.storages)
@@ -206,7 +200,7 @@ def shadow_memory(layout: Layout, fd: int) -> Memory:
         os.close(fd)
         raise InputError("shadow", f"at least {total} bytes", "a smaller memfd")
     regions = tuple(Region(name, 0, offset, nbytes) for name, (offset, nbytes) in places.items())
-    return Memory(regions, [fd], _next_version())
+    return Memory(regions, [fd], next(_versions))
 
 
 def lent_memory(layout: Layout, keep: Iterable[str], message: Mapping[str, Any], fds: Fds) -> Memory:
@@ -225,4 +219,4 @@ def lent_memory(layout: Layout, keep: Iterable[str], message: Mapping[str, Any],
         if name in sizes and sizes[name] != nbytes:
             raise Refused(f"memory.{name}", f"{nbytes} bytes as registered", str(sizes[name]))
     regions = tuple(region for region in regions if region.name in wanted)
-    return Memory(regions, fds.take_all(), _next_version(), device)
+    return Memory(regions, fds.take_all(), next(_versions), device)

@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         spec, start, ids, mask = _model(arguments.weights)
     except InputError as error:
-        print(f"refitd demo: {error}", file=sys.stderr)  # noqa: T201
+        print(f"refitd demo: {error}", file=sys.stderr)
         return 2
     settle()
     nursery = Nursery.start(client_body(spec, start, ids))
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         shutil.rmtree(folder, ignore_errors=True)
     progress.finish(result)
     if arguments.json:
-        print(result.to_json())  # noqa: T201
+        print(result.to_json())
     return 0 if result.ok else 1
 
 

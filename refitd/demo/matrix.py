@@ -102,14 +102,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             outcomes.append(outcome)
             _show(outcome)
     good = all(not outcome.why for outcome in outcomes)
-    print(json.dumps({"ok": good, "cases": [asdict(outcome) for outcome in outcomes]}))  # noqa: T201
+    print(json.dumps({"ok": good, "cases": [asdict(outcome) for outcome in outcomes]}))
     return 0 if good else 1
 
 
 def _show(outcome: Outcome) -> None:
     recovered = "" if outcome.recover_seconds is None else f"recovered in {outcome.recover_seconds:6.2f} s"
     verdict = f"FAILED  {outcome.why}" if outcome.why else "good"
-    print(f"{outcome.name:24} {outcome.seconds:6.1f} s  {recovered:24} {verdict}", flush=True)  # noqa: T201
+    print(f"{outcome.name:24} {outcome.seconds:6.1f} s  {recovered:24} {verdict}", flush=True)
 
 
 if __name__ == "__main__":

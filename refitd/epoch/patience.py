@@ -10,11 +10,12 @@ import collections
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 from refitd.epoch.cleanup import durable
 from refitd.epoch.facts import Facts
 from refitd.epoch.publish import unpublished
-from refitd.epoch.records import Member
+from refitd.epoch.records import Lane, Member
 from refitd.epoch.stage import started
 from refitd.epoch.view import Stored, View
 
@@ -153,11 +154,13 @@ def _unheard(view: View) -> Iterator[tuple[str, str]]:
     for replica, lane in view.open_lanes().items():
         yield from view.memo(
             ("unheard", replica), (f"acks/{replica}", "lanes"),
-            lambda replica=replica, lane=lane: [  # type: ignore[misc]
-                (replica, node)
-                for node, ack in zip(lane.nodes, view.lane_acks(replica, lane.nodes), strict=True) if ack is None
-            ],
+            partial(_unheard_of, view, replica, lane),
         )  # fmt: skip
+
+
+def _unheard_of(view: View, replica: str, lane: Lane) -> list[tuple[str, str]]:
+    acks = view.lane_acks(replica, lane.nodes)
+    return [(replica, node) for node, ack in zip(lane.nodes, acks, strict=True) if ack is None]
 
 
 def _pausing(view: View) -> Iterator[tuple[str, int]]:

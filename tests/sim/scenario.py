@@ -167,7 +167,10 @@ class Scenario:
     async def assert_i7_converges(self, when: str, seconds: float = CONVERGE_SECONDS) -> float:
         """All live replicas reach the newest publication; how long that took."""
         world, started = self.world, loop().time()
-        converged = lambda: world.oracle.newest() is not None and not world.oracle.lagging()  # noqa: E731
+
+        def converged() -> bool:
+            return world.oracle.newest() is not None and not world.oracle.lagging()
+
         if not await self.until(converged, seconds):
             late = f"{when}: not within {seconds:g} s: {world.oracle.lagging()}; {world.oracle.why()}"
             raise Violation(f"seed {world.seed}: I7: {late}")

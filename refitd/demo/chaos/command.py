@@ -135,11 +135,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             first = _take(tally, line, first)
     seconds = time.monotonic() - began
     table = tally.table() if arguments.what == "faults" else _points_table(tally)
-    print(table)  # noqa: T201
+    print(table)
     result = tally.to_json(seconds) | ({} if arguments.what == "faults" else {"points": tally.points})
     if arguments.record:
         arguments.record.write_text(json.dumps({"commit": _commit(), **result}, indent=1) + "\n")
-    print(json.dumps(result))  # noqa: T201
+    print(json.dumps(result))
     return 0 if tally.good else 1
 
 
@@ -167,13 +167,13 @@ def _recovery(arguments: argparse.Namespace) -> int:
     for line in _session(arguments, 1):
         if "case" in line:
             said.setdefault("cases", []).append(line)
-            print(json.dumps(line), flush=True)  # noqa: T201
+            print(json.dumps(line), flush=True)
         else:
             said |= line
     said["ok"] = said.pop("done")
     if arguments.record:
         arguments.record.write_text(json.dumps(said, indent=1) + "\n")
-    print(json.dumps(said))  # noqa: T201
+    print(json.dumps(said))
     return 0 if said["ok"] else 1
 
 
@@ -195,7 +195,7 @@ def _take(tally: Tally, line: dict[str, Any], first: int) -> int:
     tally.outcomes.append(line)
     good = f"all well again in {line['recovery']} s" if not line["why"] else f"FAILED: {'; '.join(line['why'])}"
     what = ", ".join(f"{strike['kind']} ({strike['victim']})" for strike in line["strikes"])
-    print(f"{line['wave']}: {what}: {good}", file=sys.stderr, flush=True)  # noqa: T201
+    print(f"{line['wave']}: {what}: {good}", file=sys.stderr, flush=True)
     return int(line["wave"]) + 1
 
 

@@ -190,7 +190,7 @@ async def _run(session: Session, mine: Work, logs: Path | None) -> bool:
 
 def say(fact: dict[str, Any]) -> None:
     """A line for whoever started us."""
-    print(json.dumps(fact), flush=True)  # noqa: T201
+    print(json.dumps(fact), flush=True)
 
 
 def play(work: Work, logs: Path | None) -> int:

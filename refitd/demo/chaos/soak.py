@@ -167,10 +167,10 @@ def main(turns: int) -> int:
         for number in range(turns):
             soak.turn(number % PUBLISH_EVERY == 0)
             if number % 100 == 99:
-                print(f"{number + 1} turns: {settled(soak.daemons, soak.store)}", file=sys.stderr, flush=True)  # noqa: T201
+                print(f"{number + 1} turns: {settled(soak.daemons, soak.store)}", file=sys.stderr, flush=True)
         after = settled(soak.daemons, soak.store)
         why = grown(before, after, before["processes"])
     seconds = round(time.monotonic() - began, 1)
     result: dict[str, Any] = {"ok": not why, "turns": turns, "seconds": seconds, "before": before, "after": after}
-    print(json.dumps({**result, "grown": why}))  # noqa: T201
+    print(json.dumps({**result, "grown": why}))
     return 1 if why else 0
