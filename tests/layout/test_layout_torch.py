@@ -68,6 +68,21 @@ def test_strided_shard_bounds(group: None) -> None:
 PLACEMENTS = [Replicate(), Shard(0), Shard(1), _StridedShard(0, split_factor=2), _StridedShard(1, split_factor=3)]
 
 
+def assert_torch_agrees(layout: Layout, tensor: DTensor, whole: torch.Tensor) -> None:
+    """The pieces rebuild torch's local tensor, and lie at torch's own offsets where torch can say them."""
+    layout.check()
+    local = tensor.to_local()
+    rebuilt = torch.zeros_like(local).flatten()
+    for piece in layout.pieces():
+        part = whole[tuple(slice(a, b) for a, b in zip(piece.box.lo, piece.box.hi, strict=True))]
+        rebuilt.as_strided(piece.box.shape, piece.strides, piece.offset).copy_(part)
+    assert rebuilt.reshape(local.shape).tolist() == local.tolist()
+    if not any(isinstance(p, _StridedShard) for p in tensor.placements):
+        expected, offset = compute_local_shape_and_global_offset(whole.shape, tensor.device_mesh, tensor.placements)
+        boxes = [(p.box.shape, p.box.lo) for p in layout.pieces()]
+        assert boxes == ([(tuple(expected), tuple(offset))] if math.prod(expected) else [])
+
+
 @pytest.mark.parametrize("shape", [(5, 7), (8, 6), (1, 2)])
 @pytest.mark.parametrize("placements", list(itertools.product(PLACEMENTS, repeat=2)), ids=str)
 def test_pieces_equal_what_torch_cuts(group: None, shape: tuple[int, int], placements: tuple[Placement, ...]) -> None:
@@ -78,17 +93,7 @@ def test_pieces_equal_what_torch_cuts(group: None, shape: tuple[int, int], place
         as_rank(rank, 6)
         tensor = shard_of(whole, (2, 3), placements)
         layouts[f"trainer/a/{rank}"] = layout = Layout.from_tensors({"w": tensor})
-        layout.check()
-        local = tensor.to_local()
-        rebuilt = torch.zeros_like(local).flatten()
-        for piece in layout.pieces():
-            part = whole[tuple(slice(a, b) for a, b in zip(piece.box.lo, piece.box.hi, strict=True))]
-            rebuilt.as_strided(piece.box.shape, piece.strides, piece.offset).copy_(part)
-        assert rebuilt.reshape(local.shape).tolist() == local.tolist()
-        if not any(isinstance(p, _StridedShard) for p in placements):
-            expected, offset = compute_local_shape_and_global_offset(shape, tensor.device_mesh, placements)
-            boxes = [(p.box.shape, p.box.lo) for p in layout.pieces()]
-            assert boxes == ([(tuple(expected), tuple(offset))] if math.prod(expected) else [])
+        assert_torch_agrees(layout, tensor, whole)
     check_side(layouts)
 
 
@@ -178,17 +183,7 @@ def test_three_mesh_dimensions_and_ranks_in_any_order(
         mesh = DeviceMesh("cpu", torch.tensor(ranks).reshape(2, 2, 2))
         tensor = shard_on(whole, mesh, placements)
         layouts[f"trainer/a/{rank}"] = layout = Layout.from_tensors({"w": tensor})
-        layout.check()
-        local = tensor.to_local()
-        rebuilt = torch.zeros_like(local).flatten()
-        for piece in layout.pieces():
-            part = whole[tuple(slice(a, b) for a, b in zip(piece.box.lo, piece.box.hi, strict=True))]
-            rebuilt.as_strided(piece.box.shape, piece.strides, piece.offset).copy_(part)
-        assert rebuilt.reshape(local.shape).tolist() == local.tolist()
-        if not any(isinstance(p, _StridedShard) for p in placements):
-            expected, offset = compute_local_shape_and_global_offset(shape, mesh, placements)
-            boxes = [(p.box.shape, p.box.lo) for p in layout.pieces()]
-            assert boxes == ([(tuple(expected), tuple(offset))] if math.prod(expected) else [])
+        assert_torch_agrees(layout, tensor, whole)
     check_side(layouts)
 
 
