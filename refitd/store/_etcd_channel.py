@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import threading
 import time
 from collections.abc import Callable
@@ -13,6 +12,7 @@ import structlog
 import tenacity
 
 from refitd.errors import StoreError, StoreTimeout, StoreUnavailable, Unauthenticated, Untrusted
+from refitd.store._chance import CHANCE
 from refitd.store._etcd_endpoint import Credentials, Endpoint, Metadata, Stubs, parse_addresses
 from refitd.store._etcd_errors import translate
 from refitd.store._etcd_login import Login
@@ -57,7 +57,7 @@ class Attempts:
         """Seconds until the next attempt: none before everybody was asked."""
         if len(self._failures) % self._servers:
             return 0.0
-        return max(0.0, min(random.uniform(*_PAUSE), self._deadline - time.monotonic()))  # noqa: S311 - jitter
+        return max(0.0, min(CHANCE.uniform(*_PAUSE), self._deadline - time.monotonic()))
 
     def error(self, last: StoreError) -> StoreError:
         """The failure to report: one that leaves the outcome open, else the last one."""
@@ -72,7 +72,7 @@ class Channel:
 
     def __init__(self, addresses: str, credentials: Credentials, timeout: float, counts: Counts) -> None:
         pairs = parse_addresses(addresses)
-        self._endpoints = [Endpoint(host, port, credentials) for host, port in random.sample(pairs, len(pairs))]
+        self._endpoints = [Endpoint(host, port, credentials) for host, port in CHANCE.sample(pairs, len(pairs))]
         self._current, self.timeout, self.counts = self._endpoints[0], timeout, counts
         self.login = Login(credentials, counts.add)
         self.revision = self.term = self._cluster = 0

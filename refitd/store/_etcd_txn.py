@@ -7,12 +7,12 @@ store had not reached when we began.
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Sequence
 from typing import Any
 
 from refitd.errors import StoreError, StoreTimeout, StoreUnavailable
+from refitd.store._chance import CHANCE
 from refitd.store._etcd_channel import LEAST, Channel
 from refitd.store._etcd_codec import from_gets, to_txn
 from refitd.store._etcd_endpoint import Metadata, Stubs
@@ -77,7 +77,7 @@ class Transaction:
                     raise StoreTimeout(f"{doubt}; its keys have changed since") from None
             if self._channel.closed or not self._worth(doubt) or time.monotonic() > deadline - LEAST:
                 raise failure
-            time.sleep(min(random.uniform(*_PAUSE), max(0.0, deadline - time.monotonic())))  # noqa: S311 - jitter
+            time.sleep(min(CHANCE.uniform(*_PAUSE), max(0.0, deadline - time.monotonic())))
 
     def _worth(self, doubt: StoreTimeout | None) -> bool:
         """Whether another look or attempt may end it."""

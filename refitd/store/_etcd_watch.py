@@ -6,7 +6,6 @@ etcd3's own watcher is not used: it drops every watch at a disconnect and spins 
 from __future__ import annotations
 
 import queue
-import random
 import threading
 import time
 from collections import deque
@@ -16,6 +15,7 @@ from typing import Any
 import grpc
 
 from refitd.errors import PermissionDenied, StoreError, StoreTimeout, StoreUnavailable, Unauthenticated, Untrusted
+from refitd.store._chance import CHANCE
 from refitd.store._etcd_channel import Channel
 from refitd.store._etcd_codec import key_range, to_item
 from refitd.store._etcd_endpoint import Endpoint, Metadata, Stubs, etcdrpc
@@ -195,7 +195,7 @@ class EtcdWatch:
         first, longest = _BACKOFF
         pause = min(first * 2.0 ** min(self._failures, 10), longest)
         self._failures += 1
-        self._stop.wait(pause * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
+        self._stop.wait(pause * CHANCE.uniform(0.5, 1.0))
 
     def _drop(self) -> None:
         with self._lock:

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import enum
 import math
-import random
 import threading
 import time
 from collections.abc import Callable
 
 from refitd.errors import LeaseLost, RefitdError
+from refitd.store._chance import CHANCE
 from refitd.store.base import Lease, Store
 
 _RETRY = (0.1, 0.3)  # seconds between tries in an outage; a renewal itself waits for the store
@@ -114,7 +114,7 @@ class LeaseKeeper:
             self._set(None, 0.0, Hold.LOST, str(error), of=lease)
         except RefitdError as error:  # a password file that is just being replaced must not end this thread
             self._why, self._failed_at = str(error), time.monotonic()
-            return random.uniform(*_RETRY)  # noqa: S311 - jitter
+            return CHANCE.uniform(*_RETRY)
         else:
             self._set(lease, sent + left, Hold.HELD, "renewed", of=lease)
         return self._every

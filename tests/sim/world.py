@@ -349,7 +349,7 @@ class World:
                 "uuid.uuid4": lambda: uuid.UUID(int=self.number()),
                 "refitd.daemon.agree.threading": threads,
                 "refitd.store.keeper.threading": threads,
-                "refitd.store.keeper.random": self.rng,
+                "refitd.store.keeper.CHANCE": self.rng,
                 "refitd.daemon.job.fetch_blob": self.fetch_blob,
                 "refitd.daemon.job.Limit": SimLimit,
                 "refitd.daemon.membership.boot_id": self._boot_id,

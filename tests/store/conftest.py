@@ -6,12 +6,30 @@ import importlib.util
 import shutil
 import uuid
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from refitd.store import MemoryStore, Store, open_store, spawn_etcd
 from refitd.store.cluster import EtcdCluster
+from refitd.store.etcd import EtcdStore
 from refitd.store.spawn import EtcdProcess
+
+
+@pytest.fixture(autouse=True)
+def every_store_is_closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a test that failed left open would look for its dead etcd for as long as the tests run."""
+    opened: list[EtcdStore] = []
+    init = EtcdStore.__init__
+
+    def noted(self: EtcdStore, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        opened.append(self)
+
+    monkeypatch.setattr(EtcdStore, "__init__", noted)
+    yield
+    for store in opened:
+        store.close()
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import random
 import shutil
 import signal
 import subprocess
@@ -121,6 +122,16 @@ def test_reads_wait_out_a_short_absence() -> None:
     with pytest.raises(StoreUnavailable, match="Connection refused"):
         store.put("k", b"")
     store.close()
+
+
+def test_retries_leave_the_programs_chance_alone() -> None:
+    """A program that seeded ``random`` draws the same numbers with a store in trouble as without one."""
+    before = random.getstate()
+    store = open_store("etcd://127.0.0.1:1,127.0.0.1:2", request_timeout=0.3)
+    with pytest.raises(StoreUnavailable, match="Connection refused"):
+        store.get("k")
+    store.close()
+    assert random.getstate() == before
 
 
 def test_another_address_serves_when_one_is_dead(path_etcd: EtcdProcess) -> None:
