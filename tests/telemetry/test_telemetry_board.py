@@ -135,7 +135,7 @@ def test_each_alert_fires_in_its_fault_and_not_in_health() -> None:
 def test_every_alert_says_what_to_do() -> None:
     """A name with the product, a severity, a fixed summary, and a runbook that is there."""
     text = RULES.read_text()
-    anchors = {f"docs/dashboards.md#{title.lower()}" for title in _titles()}
+    anchors = {f"docs/operations.md#{title.lower()}" for title in _titles()}
     assert all(alert.startswith("Refitd") for alert in alerts())
     assert set(re.findall(r"severity: (\w+)", text)) == {"warning", "critical"}
     assert [url in anchors for url in re.findall(r"runbook_url: (\S+)", text)] == [True] * len(alerts())
@@ -143,7 +143,7 @@ def test_every_alert_says_what_to_do() -> None:
 
 
 def _titles() -> list[str]:
-    return re.findall(r"^#+ (.*)$", (ROOT / "docs" / "dashboards.md").read_text(), re.MULTILINE)
+    return re.findall(r"^#+ (.*)$", (ROOT / "docs" / "operations.md").read_text(), re.MULTILINE)
 
 
 def _span(panel: dict[str, Any], start: str, length: str) -> range:
