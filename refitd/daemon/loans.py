@@ -73,7 +73,7 @@ class Loans:
 
     def _judge(self, rank: LocalRank, local: LocalOffer) -> None:
         age, patience = time.monotonic() - local.since, self._job.config.timeouts.offer
-        verdict = loan(self._job.agreement.view, local.offer, age, patience)
+        verdict = loan(self._job.agreement.view, local.offer, age, patience, local.planned)
         if verdict.planned and not local.planned:
             local.planned = True
             self._job.metrics.phase("offer", age)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from refitd.epoch.publish import paused
 from refitd.epoch.records import Lane, Offer, PubId
-from refitd.epoch.stage import hopeless, stable, verified
+from refitd.epoch.stage import committed, hopeless, stable, verified
 from refitd.epoch.view import View
 
 RELEASED, SKIPPED = "RELEASED", "SKIPPED"
@@ -20,8 +20,11 @@ class Verdict(NamedTuple):
     reason: str
 
 
-def loan(view: View, offer: Offer, age: float, patience: float) -> Verdict:
-    """What becomes of an offer that is ``age`` seconds old; it ends after ``patience`` where no lane planned it."""
+def loan(view: View, offer: Offer, age: float, patience: float, planned: bool = False) -> Verdict:
+    """What becomes of an offer that is ``age`` seconds old; it ends after ``patience`` where no lane planned it.
+
+    ``planned`` is the last verdict's: an offer that was planned once is held for as long as a replica may come for it.
+    """
     if view.generation and offer.run in view.generation.value.past:
         return Verdict(SKIPPED, False, "a newer run has opened a generation")
     publication = published(view, offer)
@@ -32,13 +35,23 @@ def loan(view: View, offer: Offer, age: float, patience: float) -> Verdict:
     lanes = _lanes(view, offer, publication)
     if lanes and all(verified(view, lane, publication) for lane in lanes):
         return Verdict(RELEASED, True, f"{len(lanes)} lanes verified every byte")
-    planned = any(stable(view, lane) for lane in lanes)
+    planned = any(stable(view, lane) for lane in lanes) or (planned and _awaited(view, publication))
     if not lanes and (why := paused(view)):
         return Verdict(SKIPPED, False, why)
     if not planned and age > patience:
         return Verdict(SKIPPED, False, f"no lane planned it within {patience:g} s")
     waiting = ", ".join(lane.replica for lane in lanes if not verified(view, lane, publication))
     return Verdict("", planned, f"waiting for {waiting or 'a lane'}")
+
+
+def _awaited(view: View, publication: PubId) -> bool:
+    """Whether some replica can still come for the publication, with or without a lane at present.
+
+    Its lane is closed from a mover's death until the next one is there; the trainer's memory may be all that it has.
+    """
+    lanes = view.open_lanes()
+    ended = {name for name, lane in lanes.items() if hopeless(view, lane) or committed(view, lane, publication)}
+    return not view.replicas().keys() <= ended
 
 
 def published(view: View, offer: Offer) -> PubId | None:

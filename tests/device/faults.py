@@ -1,7 +1,7 @@
-"""A refit on a GPU with a fault in it: usage: faults.py kill|trainer MODEL. Prints one JSON object.
+"""A refit on a GPU with a fault in it: usage: faults.py kill|stop|trainer MODEL. Prints one JSON object.
 
-``kill``: SIGKILL for an engine's mover in the middle of its transfer. ``trainer``: SIGKILL for a trainer whose memory
-two movers have mapped; a new one takes its place. Each ends with a refit that nothing disturbs.
+``kill``, ``stop``: SIGKILL, SIGSTOP for an engine's mover in the middle of its transfer. ``trainer``: SIGKILL for a
+trainer whose memory two movers have mapped; a new one takes its place. Each ends with a refit that nothing disturbs.
 """
 
 from __future__ import annotations
@@ -35,17 +35,19 @@ def serve_failpoints():
         sock, _address = listener.accept()
         said = json.loads(sock.makefile().readline() or "{}")
         if said.get("name") == "transfer" and said.get("key") == VICTIM and (folder / "armed").exists():
+            number = signal.Signals[(folder / "armed").read_text()]
             (folder / "armed").unlink()
-            os.kill(said["pid"], signal.SIGKILL)
+            os.kill(said["pid"], number)
             (folder / "hit").write_text(str(time.monotonic()))
         sock.sendall(b"go\n")
         sock.close()
 
 
-def kill_mover(one):
+def hit_mover(one, name):
     one.round(0)
     before = one.round(1)
-    (folder / "armed").touch()
+    (folder / "arming").write_text(name)
+    (folder / "arming").rename(folder / "armed")
     during = one.round(2)
     hit = float((folder / "hit").read_text())
     return {
@@ -92,7 +94,7 @@ def main():
                 make = partial(clients.TrainerParty, model, 1, one._daemon.socket, "cuda")
                 found = kill_trainer(one, model, make, lambda: ask_all([observer], "move")[0])
             else:
-                found = kill_mover(one)
+                found = hit_mover(one, f"SIG{what.upper()}")
             said = [json.loads(line) for line in one.lines() if "mover_" in line]
             found["movers"] = [f"{line['event']} {line.get('reason', '')}".strip() for line in said]
     finally:

@@ -33,7 +33,7 @@ def test_the_benchmark_refits_on_a_device_phase_by_phase(tmp_path):
     assert found["cuda_1GiB_movers_throughput"]["baseline"] == 486.0
 
 
-@pytest.mark.parametrize("fault", ["kill", "trainer"])
+@pytest.mark.parametrize("fault", ["kill", "stop", "trainer"])
 def test_a_fault_in_the_middle_of_a_refit_is_survived(tmp_path, fault):
     """The publication commits with a new mover; a trainer that died is replaced and publishes."""
     done = run(tmp_path, "faults.py", fault, "1GiB")

@@ -8,10 +8,10 @@ from refitd.epoch.records import Generation, Offer, PubId
 from refitd.epoch.release import joined, loan, published
 
 
-def verdict(book: Book, key: str = T0, age: float = 0.0) -> tuple[str, bool, str]:
+def verdict(book: Book, key: str = T0, age: float = 0.0, planned: bool = False) -> tuple[str, bool, str]:
     """What becomes of the first offer of a rank."""
     offer = Offer(key, f"{key}#1", "run1", 1, 1)
-    return tuple(loan(book.view, offer, age, 2.0))  # type: ignore[return-value]
+    return tuple(loan(book.view, offer, age, 2.0, planned))  # type: ignore[return-value]
 
 
 def test_a_new_generation_ends_the_loans_of_past_runs() -> None:
@@ -52,6 +52,26 @@ def test_a_planned_offer_is_held_until_every_lane_has_verified() -> None:
     assert verdict(book) == ("", True, "waiting for r0")
     all_ack(book, "verified", target, ["e0", "e1"])
     assert verdict(book) == ("RELEASED", True, "1 lanes verified every byte")
+
+
+def test_an_offer_that_was_planned_once_outlives_the_closing_of_its_only_lane() -> None:
+    """A mover that hangs costs longer than the patience; the replica comes back for what only the trainer has."""
+    book, _target = standard()
+    book.lane("r0", (), ())
+    assert verdict(book, age=2.1) == ("SKIPPED", False, "no lane planned it within 2 s")
+    assert verdict(book, age=99.0, planned=True) == ("", True, "waiting for a lane")
+
+
+def test_an_offer_that_nobody_can_come_for_is_not_held_any_longer() -> None:
+    """Every replica has left, committed it, or is beyond hope."""
+    book, _target = standard()
+    book.lane("r0", (), ())
+    for node in ("e0", "e1"):
+        book.delete(f"members/{node}")
+    assert verdict(book, age=2.1, planned=True) == ("SKIPPED", False, "no lane planned it within 2 s")
+    book, _target = standard()
+    book.ack("r0", "e0", "failed", permanent=True)
+    assert verdict(book, age=2.1, planned=True) == ("SKIPPED", False, "no lane planned it within 2 s")
 
 
 def test_lanes_that_do_not_read_from_the_rank_or_have_gone_further_do_not_hold_it() -> None:

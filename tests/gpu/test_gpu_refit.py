@@ -30,9 +30,10 @@ def test_a_refit_is_bit_exact(allocator):
     assert 0 < rows["cuda_small_movers"]["value"] < rows["cuda_small_publish_to_commit"]["value"]
 
 
-def test_a_mover_that_is_killed_in_the_middle_is_replaced_and_the_refit_commits():
-    """Bit-exact afterwards; nobody but the mover died."""
-    found = run(str(ROOT / "tests/device/faults.py"), "kill", "big")
+@pytest.mark.parametrize("fault", ["kill", "stop"])
+def test_a_mover_that_is_hit_in_the_middle_is_replaced_and_the_refit_commits(fault):
+    """Killed or stopped. Bit-exact afterwards; nobody but the mover died."""
+    found = run(str(ROOT / "tests/device/faults.py"), fault, "big")
     print(found)
     assert [line for line in found["movers"] if "died" in line] == ["mover_died"]
 
