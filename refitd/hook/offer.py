@@ -25,7 +25,7 @@ class Publisher(Protocol):
 
 
 class Offer:
-    """One publish. `step` is its label; `reason` says why it was SKIPPED (empty otherwise)."""
+    """One publish. `step` is its label; `reason` says why it was SKIPPED, or why nobody took a copy (empty otherwise)."""
 
     def __init__(self, publisher: Publisher, seq: int, step: int, live: bool) -> None:
         """``live``: memory of the caller itself is lent, so the loan word must change before it may."""
@@ -35,6 +35,7 @@ class Offer:
         self._published = time.monotonic()
         self._call: int | None = None
         self._planned = False
+        self._over = False  # the daemon will not take it, whatever `released` said of weights that were copied
         self._outcome: Outcome | None = None
         self._report: Report | None = None
 
@@ -72,7 +73,10 @@ class Offer:
         if event["event"] == "planned":
             self._planned = True
         elif event["event"] == "released":
-            self.settle(Outcome(event["outcome"]), event["reason"] if event["outcome"] == SKIPPED else "")
+            self._over = event["outcome"] == SKIPPED
+            reason = event["reason"] if self._over else ""
+            self.settle(Outcome(event["outcome"]), reason)
+            self.reason = self.reason or reason
         elif event["event"] == "report":
             self._report = Report.from_json(event["report"])
 
@@ -120,12 +124,16 @@ class Offer:
             self._client.end_loan()
 
     def _wait_for_report(self, deadline: float, min_replicas: int | None) -> None:
-        if self._outcome is not SKIPPED:
+        if not self._ended:
             self._ask_report(False, min_replicas)
-            while self._report is None and self._outcome is not SKIPPED and time.monotonic() < deadline:
+            while self._report is None and not self._ended and time.monotonic() < deadline:
                 self._listen(deadline)
         if self._report is None:
             self._ask_report(True, min_replicas)
+
+    @property
+    def _ended(self) -> bool:
+        return self._over or self._outcome is SKIPPED
 
     def _ask_report(self, close: bool, min_replicas: int | None) -> None:
         if self._life != self._client.life:

@@ -135,6 +135,16 @@ def test_report_is_closed_at_the_timeout(daemon: FakeDaemon, trainer: Trainer) -
     assert [(m["close"], m["min_replicas"]) for m in daemon.of("report")] == [(False, 2), (True, 2)]
 
 
+def test_a_copy_that_is_skipped_is_not_waited_for(daemon: FakeDaemon, trainer: Trainer) -> None:
+    """Copied weights are RELEASED at once; where the daemon skips the copy later, committed() ends and says why."""
+    daemon.replies["report"] = lambda session, message, fds: ({"report": None}, [])
+    offer = trainer.publish(1, {"w": torch.zeros(4)})
+    assert offer.released() is RELEASED
+    daemon.say(KEY, "released", seq=1, outcome="SKIPPED", reason="no lane has planned it within 2 s")
+    assert offer.committed(timeout=1e9) == Report(0, 0, 1, [], {}, "no lane has planned it within 2 s")
+    assert offer.released() is RELEASED
+
+
 def test_no_daemon(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Without a daemon everything returns quickly and says so; one warning an outage."""
     with _lone(tmp_path / "none.sock") as trainer:
