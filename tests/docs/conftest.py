@@ -1,0 +1,62 @@
+"""A daemon and the processes of a guide, in a folder; all of them end with the test."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+from pages import DOCS, ROOT
+
+from refitd.testing import LocalDaemon
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def daemon() -> Iterator[LocalDaemon]:
+    """A daemon of one node."""
+    with LocalDaemon() as made:
+        yield made
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts a program of docs/examples with this Python; each in a session of its own, which ends with the test."""
+    processes: list[subprocess.Popen[str]] = []
+
+    def begin(*command: str, **environ: str) -> subprocess.Popen[str]:
+        quiet = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
+        processes.append(
+            subprocess.Popen(
+                [sys.executable, *command],
+                cwd=DOCS / "examples",
+                env={**os.environ, **quiet, **environ},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                start_new_session=True,
+            )
+        )
+        return processes[-1]
+
+    yield begin
+    for process in processes:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            if process.poll() is None:
+                os.killpg(process.pid, number)
+                try:
+                    process.wait(5)
+                except subprocess.TimeoutExpired:
+                    continue
+        process.communicate()
+
+
+def lines(process: subprocess.Popen[str], seconds: float = 100.0) -> list[str]:
+    """What a program has printed when it ends by itself with status 0."""
+    said, _ = process.communicate(timeout=seconds)
+    assert process.returncode == 0, said
+    return said.splitlines()
