@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from refitd.daemon.rank import LocalRank
+from refitd.daemon.slow import held_up
 from refitd.epoch.records import SlotId
 from refitd.epoch.view import View
 from refitd.errors import TransportError
@@ -127,9 +128,14 @@ class Movers:
     def _kill(self, handle: MoverHandle, reason: str) -> None:
         self._log.warning("mover_killed", key=handle.key, pid=handle.pid, reason=reason)
         if reason != GONE:
-            self._metrics.fault(self._job.job, f"the mover of {handle.key} was killed: {reason}")
+            self._fault(handle, f"was killed: {reason}")
         self._dying[handle.key] = handle
         handle.kill()
+
+    def _fault(self, handle: MoverHandle, how: str) -> None:
+        """Tell people, with what the mover was wanted for, while the lanes still know it."""
+        waiting = held_up(self._job, handle.key)
+        self._metrics.fault(self._job.job, f"the mover of {handle.key} {how}{'; ' if waiting else ''}{waiting}")
 
     def _on_message(self, handle: MoverHandle, message: dict[str, Any], fds: list[int]) -> None:
         for fd in fds:
@@ -146,17 +152,17 @@ class Movers:
             self._unmaps[handle.pid, message["memory"]].set()
 
     def _on_exit(self, handle: MoverHandle) -> None:
-        killed = self._dying.get(handle.key) is handle
-        if killed:
-            del self._dying[handle.key]
-        self._job.on_mover_exit(handle.key)
         rank = self._job.ranks.get(handle.key)
-        if rank is None or rank.mover is not handle:
+        ours = rank is not None and rank.mover is handle
+        if self._dying.get(handle.key) is handle:
+            del self._dying[handle.key]
+        elif ours:
+            self._fault(handle, "died")
+        self._job.on_mover_exit(handle.key)
+        if rank is None or not ours:
             return
         self._log.warning("mover_died", key=handle.key, pid=handle.pid)
         self._metrics.mover_restarted()
-        if not killed:
-            self._metrics.fault(self._job.job, f"the mover of {handle.key} died")
         self._deaths.setdefault(handle.key, []).append(time.monotonic())
         rank.mover, rank.mounted = None, {}
         self.want(handle.key)

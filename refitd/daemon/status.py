@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from refitd.daemon.slow import slow
+from refitd.daemon.slow import busiest, lately, recent, slow
 from refitd.epoch.records import Control
 from refitd.epoch.reports import ready
 from refitd.epoch.stage import stage
@@ -55,6 +55,9 @@ def _job(job: Job) -> dict[str, Any]:
         "ranks": [_rank(job, key) for key in sorted(job.ranks)],
         "last_refit": _last_refit(job),
         "slow": list(slow(job)),
+        "faults": lately(job),
+        "refits": recent(job),
+        "links": busiest(job),
     }
 
 
@@ -71,6 +74,7 @@ def _lane(job: Job, replica: str) -> dict[str, Any]:
         "replica": replica,
         "token": stored.revision,
         "stage": now.name,
+        "seconds": job.lanes[replica].stage_seconds if replica in job.lanes else None,
         "why": now.reason,
         "turned": stored.value.reason,
         "members": [slot.key for slot in stored.value.members],

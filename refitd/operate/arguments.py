@@ -1,4 +1,4 @@
-"""The command lines of ``refitd status``, ``pause``, ``resume``, ``limit`` and ``drain``."""
+"""The command lines of ``refitd status``, ``top``, ``doctor``, ``pause``, ``resume``, ``limit`` and ``drain``."""
 
 from __future__ import annotations
 
@@ -13,12 +13,21 @@ from refitd.operate.rate import EXAMPLES, parse_rate
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
-DRAIN_SECONDS = 60.0
+DRAIN_SECONDS, TOP_SECONDS = 60.0, 1.0
 
 
 def add_parsers(subparsers: Subparsers) -> None:
     """Add the commands; each sets ``command`` to the function that carries it out."""
     _add(subparsers, "status", "what the daemon of this node sees").set_defaults(command=commands.status)
+    top = _add(subparsers, "top", "the same, live: members, replicas, refits, links, faults")
+    top.add_argument("--once", action="store_true", help="one look, and end (--json looks once, too)")
+    top.add_argument(
+        "--interval", metavar="SECONDS", type=_pause_seconds, default=TOP_SECONDS, help=f"default {TOP_SECONDS:g}"
+    )
+    top.set_defaults(command=commands.top)
+    doctor = _add(subparsers, "doctor", "whether this node is fit for refits, and what to do where it is not")
+    doctor.add_argument("--strict", action="store_true", help="status 1 for warnings, too")
+    doctor.set_defaults(command=commands.doctor)
     pause = _add(subparsers, "pause", "begin no new refit of a job; what runs ends, engines serve")
     pause.add_argument("job", metavar="JOB", type=_job)
     pause.add_argument("--reason", metavar="TEXT", default="", help="told to trainers and shown by status")
@@ -58,6 +67,12 @@ def _rate(text: str) -> int | None:
         return parse_rate(text)
     except InputError as error:
         raise argparse.ArgumentTypeError(f"expected {error.expected}, got {error.got}") from None
+
+
+def _pause_seconds(text: str) -> float:
+    if (value := _seconds(text)) < 0.1:
+        raise argparse.ArgumentTypeError(f"expected 0.1 seconds or more, got {text!r}")
+    return value
 
 
 def _seconds(text: str) -> float:

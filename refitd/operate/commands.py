@@ -24,6 +24,38 @@ def status(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def top(arguments: argparse.Namespace) -> int:
+    """Look again and again until interrupted; once with ``--once`` or ``--json``."""
+    from refitd.operate.top import watch
+
+    path = _socket(arguments)
+    if arguments.json:
+        _print_json({"ok": True, "reason": "", **ask("status", path)})
+        return 0
+    return watch(lambda: ask("status", path), sys.stdout, 0.0 if arguments.once else arguments.interval)
+
+
+def doctor(arguments: argparse.Namespace) -> int:
+    """Examine this node. 1 where a check fails; with ``--strict`` also for a warning."""
+    from refitd.config import load
+    from refitd.operate.doctor.check import FAIL, WARN, worst
+    from refitd.operate.doctor.examine import examine
+    from refitd.operate.doctor.gather import gather
+    from refitd.operate.doctor.report import print_checks
+    from refitd.operate.doctor.share import share_gpu, share_host
+
+    config = load(arguments.config)
+    checks = examine(gather(config, arguments.socket or config.hook.socket, share_gpu, share_host))
+    bad = (FAIL, WARN) if arguments.strict else (FAIL,)
+    wrong = ", ".join(check.name for check in checks if check.result in bad)
+    if arguments.json:
+        rows = [check.to_json() for check in checks]
+        _print_json({"ok": not wrong, "reason": wrong, "result": worst(checks), "checks": rows})
+    else:
+        print_checks(checks, sys.stdout)
+    return 1 if wrong else 0
+
+
 def pause(arguments: argparse.Namespace) -> int:
     return _tell(arguments, ask("pause", _socket(arguments), job=arguments.job, reason=arguments.reason))
 

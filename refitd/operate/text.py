@@ -9,6 +9,7 @@ from refitd.operate.rate import format_rate
 
 Facts = dict[str, Any]
 _GAP = "  "
+_LATELY_SECONDS = 600.0
 _REPLICA = ("REPLICA", "PUBLICATION", "STEP", "LAG", "READY", "MODE", "WHY NOT")
 _LANE = ("LANE", "STAGE", "WHY", "EXCLUDED")
 _MEMBER = ("NODE", "ADDRESS", "RANKS", "STATE")
@@ -34,8 +35,8 @@ def plain_status(answer: Facts) -> str:
     """The whole status, a line for each thing, columns aligned with spaces."""
     blocks = [headline(answer)]
     for name, job in answer["jobs"].items():
-        blocks.append("\n".join([job_line(name, job), *job.get("slow", ())]))
-        blocks += ["\n".join(_aligned(table)) for table in job_tables(job)]
+        blocks.append("\n".join([job_line(name, job), *troubles(job)]))
+        blocks += ["\n".join(aligned(table)) for table in job_tables(job)]
     return "\n\n".join(blocks)
 
 
@@ -63,6 +64,25 @@ def job_line(name: str, job: Facts) -> str:
         f"paused: {job['paused_reason'] or 'no reason given'}" if job["paused"] else "",
     ]
     return ", ".join(filter(None, parts))
+
+
+def troubles(job: Facts) -> list[str]:
+    """What is slow now, which refits go on after a failure, and what broke here lately: a sentence each."""
+    failing = [refit for refit in job.get("refits", ()) if refit["failures"] and not refit["outcome"]]
+    return [
+        *job.get("slow", ()),
+        *(f"the refit of {r['replica']} to {_publication(r['publication'])} {_failed(r)}" for r in failing),
+        *(f"{_ago(f['age'])} ago: {f['what']}" for f in job.get("faults", ()) if f["age"] < _LATELY_SECONDS),
+    ]
+
+
+def _failed(refit: Facts) -> str:
+    times = "once" if refit["failures"] == 1 else f"{refit['failures']} times"
+    return f"has failed {times}: {refit['why']}"
+
+
+def _ago(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
 def job_tables(job: Facts) -> Iterator[Table]:
@@ -106,7 +126,8 @@ def _or_dash(value: int | None) -> str:
     return "-" if value is None else str(value)
 
 
-def _aligned(table: Table) -> Iterator[str]:
+def aligned(table: Table) -> Iterator[str]:
+    """Its lines, columns aligned with spaces."""
     rows = [table.columns, *table.rows]
     widths = [max(len(row[i]) for row in rows) for i in range(len(table.columns))]
     for row in rows:
@@ -121,13 +142,14 @@ def _print_rich(answer: Facts, stream: TextIO) -> None:
     for name, job in answer["jobs"].items():
         style = "bold yellow" if job["paused"] else "bold"
         console.print("\n" + job_line(name, job), markup=False, style=style)
-        for sentence in job.get("slow", ()):
+        for sentence in troubles(job):
             console.print(sentence, markup=False, style="red")
         for table in job_tables(job):
-            console.print(_rich_table(table))
+            console.print(rich_table(table))
 
 
-def _rich_table(table: Table) -> Any:
+def rich_table(table: Table) -> Any:
+    """The same for rich."""
     from rich import box
     from rich.table import Table as RichTable
     from rich.text import Text
@@ -140,4 +162,4 @@ def _rich_table(table: Table) -> Any:
     return shown
 
 
-_STYLES = {"yes": "green", "no": "red", "failed": "red", "parked": "yellow", "committed": "green"}
+_STYLES = {"yes": "green", "no": "red", "failed": "red", "parked": "yellow", "committed": "green", "late": "red"}

@@ -114,3 +114,23 @@ def test_a_terminal_gets_tables_and_a_pipe_gets_plain_text(monkeypatch: Any) -> 
         "newest publication 2/17",
     ):
         assert words in terminal.getvalue()
+
+
+def test_what_goes_wrong_is_said_below_the_job() -> None:
+    """What is slow, a refit that goes on after failures, what broke in the last ten minutes; not what ended well."""
+    refit = {"replica": "r0", "publication": [2, 17], "failures": 1, "outcome": "", "why": "a -> b: closed"}
+    text = plain_status(
+        answer(
+            slow=["replica r0 has been in transfer for 4.0 s: a -> b over network"],
+            refits=[refit, {**refit, "replica": "r1", "failures": 3}, {**refit, "outcome": "ok"}],
+            faults=[{"age": 7.4, "what": "the mover of a died"}, {"age": 300.0, "what": "older"},
+                    {"age": 601.0, "what": "forgotten"}],
+        )
+    )  # fmt: skip
+    assert text.split("\n\n")[1].splitlines()[1:] == [
+        "replica r0 has been in transfer for 4.0 s: a -> b over network",
+        "the refit of r0 to 2/17 has failed once: a -> b: closed",
+        "the refit of r1 to 2/17 has failed 3 times: a -> b: closed",
+        "7 s ago: the mover of a died",
+        "5 min ago: older",
+    ]
