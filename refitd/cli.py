@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from refitd.errors import EX_CONFIG, ConfigError, RefitdError, Refused
 
@@ -40,6 +40,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
+def whole_parser() -> argparse.ArgumentParser:
+    """The parser of every command, also of those that parse for themselves: for completion and the man page."""
+    from refitd.bench import arguments, pack, plan
+    from refitd.demo import driver
+    from refitd.planning.arguments import make_parser as plan_parser
+
+    parser, bench = _parser(), arguments.make_parsers()[0]
+    _graft(bench, {"plan": plan.make_parser(), "pack": pack.make_parser()})
+    _graft(parser, {"demo": driver.make_parser(), "bench": bench, "plan": plan_parser()})
+    return parser
+
+
+def _graft(parser: argparse.ArgumentParser, commands: Mapping[str, argparse.ArgumentParser]) -> None:
+    """Put real parsers in the place of those that only have a name and a help."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            action.choices.update(commands)
+
+
 def _parser() -> argparse.ArgumentParser:
     from refitd.operate.arguments import add_parsers as add_operator_commands
 
@@ -52,13 +71,13 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("plan", help="what a refit would move, and how long it would take")
     run = commands.add_parser("run", help="run the daemon of this node")
     run.add_argument("--config", metavar="FILE", help="TOML file (default: none; REFITD_* and flags also count)")
-    run.add_argument("--set", metavar="SECTION.KEY=VALUE", action="append", default=[], help="override one key")
     run.set_defaults(command=_run)
     config = commands.add_parser("config", help="check or show the configuration")
     config.add_argument("action", choices=["check", "show"])
-    config.add_argument("--config", metavar="FILE")
+    config.add_argument("--config", metavar="FILE", help="TOML file (default: none; REFITD_* and flags also count)")
     config.set_defaults(command=_config)
     for command in (run, config):
+        command.add_argument("--set", metavar="SECTION.KEY=VALUE", action="append", default=[], help="override one key")
         command.add_argument("--json", action="store_true", help="one JSON object on the last line of stdout")
     add_operator_commands(commands)
     return parser
@@ -93,7 +112,7 @@ def _run(arguments: argparse.Namespace) -> int:
 def _config(arguments: argparse.Namespace) -> int:
     from refitd.config import load, show
 
-    config = load(arguments.config)
+    config = load(arguments.config, overrides=_overrides(arguments.set))
     if arguments.json:
         print(json.dumps({"ok": True, "reason": "", "config": show(config)}))
     else:

@@ -12,8 +12,8 @@ ON_DEVICE = ("small", "big", "1GiB", "16GB", "48GB")
 LEAST_REPEATS = 2
 
 
-def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """``transports`` and ``models`` are tuples. Exits with status 2 where the command line makes no sense."""
+def make_parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
+    """The parser, and that of ``refit`` in it. What comes after ``plan`` and ``pack`` is theirs."""
     parser = argparse.ArgumentParser(prog="refitd bench", description="Measure refitd on this machine.")
     subjects = parser.add_subparsers(title="what to measure", required=True, metavar="WHAT")
     refit = subjects.add_parser(
@@ -32,6 +32,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     refit.add_argument("--repeats", type=int, default=15, metavar="N", help="timed repeats (default: %(default)s)")
     refit.add_argument("--json", action="store_true", help="one JSON object on the last line of stdout")
     refit.add_argument("--out", type=Path, metavar="FILE", help="also write the JSON there")
+    return parser, refit
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """``transports`` and ``models`` are tuples. Exits with status 2 where the command line makes no sense."""
+    parser, refit = make_parsers()
     arguments = parser.parse_args(argv)
     if arguments.repeats < LEAST_REPEATS:
         refit.error(f"--repeats: at least {LEAST_REPEATS}")

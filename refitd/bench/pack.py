@@ -56,7 +56,7 @@ def _measure(arguments: argparse.Namespace) -> list[Row]:
     return rows
 
 
-def _parse(argv: Sequence[str]) -> argparse.Namespace:
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="refitd bench pack", description="Measure packing, casting and checksums.")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: %(default)s")
     parser.add_argument("--repeats", type=int, default=20, metavar="N", help="timed repeats (default: %(default)s)")
@@ -64,6 +64,11 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--only", choices=PARTS, help="kernels in one process; pulls between processes; between cards")
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line of stdout")
     parser.add_argument("--out", type=Path, metavar="FILE", help="also write the JSON there")
+    return parser
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = make_parser()
     arguments = parser.parse_args(argv)
     if min(arguments.repeats, arguments.shrink) < 1:
         parser.error("--repeats and --shrink: at least 1")

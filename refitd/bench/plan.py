@@ -41,13 +41,18 @@ def main(argv: Sequence[str]) -> int:
     return outcome.finished(document, arguments)
 
 
-def _parse(argv: Sequence[str]) -> argparse.Namespace:
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="refitd bench plan", description="Measure the planner on one core.")
     parser.add_argument("--preset", choices=tuple(PRESETS), help="only this preset (default: all cases, and growth)")
     parser.add_argument("--repeats", type=int, default=9, metavar="N", help="timed repeats (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line of stdout")
     parser.add_argument("--out", type=Path, metavar="FILE", help="also write the JSON there")
     parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw growth with tensors, ranks and experts")
+    return parser
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = make_parser()
     arguments = parser.parse_args(argv)
     if arguments.repeats < 1:
         parser.error("--repeats: at least 1")

@@ -24,8 +24,7 @@ from refitd.errors import InputError
 from refitd.failpoints import PHASES
 
 
-def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Read the command line; exits with status 2 where it makes no sense."""
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="refitd demo", description="Refits end to end on this machine.")
     parser.add_argument("--refits", type=int, default=6, metavar="N", help="publications that must be committed")
     parser.add_argument("--kill", choices=PHASES, metavar="PHASE", help="phase of refit 2: " + ", ".join(PHASES))
@@ -38,6 +37,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line of stdout")
     parser.add_argument("--keep-logs", type=Path, metavar="DIR", help="copy all logs there")
     parser.add_argument("--deadline", type=float, default=300.0, metavar="SECONDS", help="give up after this long")
+    return parser
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Read the command line; exits with status 2 where it makes no sense."""
+    parser = make_parser()
     arguments = parser.parse_args(argv)
     if arguments.refits < 1:
         parser.error("--refits: at least 1")

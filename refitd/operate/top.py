@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TextIO
 
+from refitd.errors import DaemonUnavailable
 from refitd.failpoints import PHASES
 from refitd.operate.rate import format_rate
 from refitd.operate.text import Facts, Table, aligned, headline, job_line, job_tables, rich_table, troubles
@@ -49,23 +50,27 @@ def _live(ask: Ask, stream: TextIO, interval: float) -> None:
 
 
 def _looks(ask: Ask, interval: float) -> Iterator[tuple[Facts, Rates]]:
-    """Each answer, with the rate of every link since the one before."""
-    before: Facts = {}
-    began = time.monotonic()
+    """Each answer, with the rate of every link since the one before; a daemon that went away is waited for."""
+    before, began = ask(), time.monotonic()
+    yield before, {}
     while True:
-        answer, now = ask(), time.monotonic()
+        time.sleep(interval)
+        try:
+            answer, now = ask(), time.monotonic()
+        except DaemonUnavailable as error:
+            yield {**before, "away": str(error)}, {}
+            continue
         yield answer, link_rates(before, answer, now - began)
         before, began = answer, now
-        time.sleep(interval)
 
 
 def link_rates(before: Facts, after: Facts, seconds: float) -> Rates:
     """Bytes a second of each link, (src, dst, link), between two answers; a link that began anew counts from zero."""
+    if not before or seconds <= 0:
+        return {}
     earlier = _moved(before)
-    grown = {key: nbytes - earlier.get(key, 0) for key, nbytes in _moved(after).items()}
-    now = _moved(after)
-    moved = {key: nbytes if nbytes >= 0 else now[key] for key, nbytes in grown.items()}
-    return {key: nbytes / seconds for key, nbytes in moved.items()} if before and seconds > 0 else {}
+    grown = {key: (nbytes, nbytes - earlier.get(key, 0)) for key, nbytes in _moved(after).items()}
+    return {key: (more if more >= 0 else nbytes) / seconds for key, (nbytes, more) in grown.items()}
 
 
 def _moved(answer: Facts) -> dict[tuple[str, str, str], int]:
@@ -75,11 +80,16 @@ def _moved(answer: Facts) -> dict[tuple[str, str, str], int]:
 
 def plain(answer: Facts, rates: Rates) -> str:
     """The whole view as aligned text."""
-    blocks = [headline(answer)]
+    blocks = [_title(answer)]
     for name, job in answer["jobs"].items():
         blocks.append("\n".join([job_line(name, job), *troubles(job)]))
         blocks += ["\n".join(aligned(table)) for table in tables(job, rates)]
     return "\n\n".join(blocks)
+
+
+def _title(answer: Facts) -> str:
+    away = f"{answer['away']}; what follows is old\n" if "away" in answer else ""
+    return away + headline(answer)
 
 
 def screen(answer: Facts, rates: Rates) -> Any:
@@ -87,7 +97,7 @@ def screen(answer: Facts, rates: Rates) -> Any:
     from rich.console import Group
     from rich.text import Text
 
-    parts: list[Any] = [Text(headline(answer), style="bold")]
+    parts: list[Any] = [Text(_title(answer), style="bold red" if "away" in answer else "bold")]
     for name, job in answer["jobs"].items():
         parts += [Text(f"\n{job_line(name, job)}", style="bold")]
         parts += [Text(sentence, style="red") for sentence in troubles(job)]
@@ -97,7 +107,7 @@ def screen(answer: Facts, rates: Rates) -> Any:
 
 def tables(job: Facts, rates: Rates) -> Iterator[Table]:
     """Running and last refits, links that are under way, then what `status` has."""
-    running = [_running(lane) for lane in job["lanes"] if lane["stage"] in PHASES]
+    running = [_running(job, lane) for lane in job["lanes"] if lane["stage"] in PHASES]
     past = [_ended(refit) for refit in job.get("refits", ()) if refit["outcome"]]
     links = [_link(row, rates) for row in job.get("links", ())]
     found = [Table("refits", _REFIT, running + past), Table("links", _LINK, links)]
@@ -105,9 +115,12 @@ def tables(job: Facts, rates: Rates) -> Iterator[Table]:
     yield from job_tables(job)
 
 
-def _running(lane: Facts) -> list[str]:
+def _running(job: Facts, lane: Facts) -> list[str]:
+    """The newest refit of the lane's replica, as far as this node has a part in it."""
+    mine = [r for r in job.get("refits", ()) if r["replica"] == lane["replica"] and not r["outcome"]]
+    newest = "/".join(map(str, mine[0]["publication"])) if mine else "-"
     seconds = "-" if lane.get("seconds") is None else f"{lane['seconds']:.1f}"
-    return [lane["replica"], "", lane["stage"], seconds, "", lane["why"]]
+    return [lane["replica"], newest, lane["stage"], seconds, "", lane["why"]]
 
 
 def _ended(refit: Facts) -> list[str]:

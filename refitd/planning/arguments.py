@@ -22,7 +22,7 @@ class Lost(NamedTuple):
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """``lose`` is a `Lost` or None. Exits with status 2 where the command line makes no sense."""
-    parser = _parser()
+    parser = make_parser()
     arguments = parser.parse_args(argv)
     if arguments.preset is not None and arguments.preset not in PRESETS:
         parser.error(f"--preset: expected one of {', '.join(PRESETS)}, got {arguments.preset}")
@@ -36,7 +36,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return arguments
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="refitd plan", description="Plan a refit and say what it would take.")
     parser.add_argument("--preset", metavar="NAME", help=f"one of {', '.join(PRESETS)}")
     parser.add_argument("--src", type=Path, metavar="FILE", help="side file of the trainers")
