@@ -295,7 +295,7 @@ class LaneDriver:
             delay = self._voice.fail(failure)
             self._log.warning("lane_failed", edge=edge, reason=reason, token=self.token)
             refit = self._refit(self.publication) if self.publication else None
-            self.context.metrics.refit("failed", refit, str(failure))
+            self.context.metrics.refit("failed", refit, f"in {self._stage.name}: {failure}")
             asyncio.get_running_loop().call_later(delay, self.poke)
             self.poke()
 

@@ -23,8 +23,11 @@ PUBLISHED = PubId(1, 7)
 def test_an_attempt_that_cannot_begin_is_told_to_the_leader_and_not_begun_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Else the lane would fail again before it had said so, and movers would be given the same run for ever."""
-    tries, said = [], []
+    """Else the lane would fail again before it had said so, and movers would be given the same run for ever.
+
+    People are told the edge and the phase.
+    """
+    tries, said, told = [], [], []
 
     async def start(*_args: Any) -> Attempt:
         tries.append(1)
@@ -37,6 +40,7 @@ def test_an_attempt_that_cannot_begin_is_told_to_the_leader_and_not_begun_again(
     async def scenario() -> None:
         view = SimpleNamespace(lanes={"r0": SimpleNamespace(value=Lane("r0", (), (), (), (), ""), revision=5)})
         context = MagicMock(node="a", agreement=SimpleNamespace(view=view))
+        context.metrics.refit = lambda *words: told.append(words)
         driver = LaneDriver(context, "r0")
         driver.token, driver.lane = 5, Lane("r0", (), (), (), (), "")
         driver.built = cast("Any", SimpleNamespace(ready=True))
@@ -52,4 +56,5 @@ def test_an_attempt_that_cannot_begin_is_told_to_the_leader_and_not_begun_again(
     monkeypatch.setattr(lane_module, "stage", lambda _view, _replica: Stage("transfer", PUBLISHED, ""))
     asyncio.run(scenario())
     assert len(tries) == 1
+    assert [words[2] for words in told] == ["in transfer: edge a -> b: the rank went while its attempt was planned"]
     assert said[-1] == ((), "edge a -> b: the rank went while its attempt was planned", False)
