@@ -1,4 +1,4 @@
-"""One job's connection to the store: the lease, the watched picture of its records, and guarded writes.
+"""One job's connection to the store: the lease, guarded writes, and with `Following` the picture of its records.
 
 Calls to a store in this process are made at once; calls that cross a network run in one worker thread, in order. What
 we wrote ourselves goes into the picture as soon as the store has answered: nothing waits for its own echo.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,28 +17,15 @@ from typing import TypeVar
 
 import structlog
 
+from refitd.daemon.following import Following
+from refitd.daemon.paths import Paths
 from refitd.epoch.view import View
-from refitd.errors import LeaseLost, ProtocolError, RefitdError, StoreTimeout, StoreUnavailable
+from refitd.errors import LeaseLost, RefitdError, StoreTimeout, StoreUnavailable
 from refitd.failpoints import effect
-from refitd.store import (
-    Compare,
-    Deleted,
-    DeleteOp,
-    Event,
-    Item,
-    Lease,
-    ModRevision,
-    Op,
-    Put,
-    PutOp,
-    Store,
-    TxnResult,
-    Watch,
-)
+from refitd.store import Compare, DeleteOp, Lease, ModRevision, Op, PutOp, Store, TxnResult
 from refitd.store.keeper import Hold, LeaseKeeper
 
 T = TypeVar("T")
-_RETRY_SECONDS = (0.2, 30.0)  # before a watch that failed is opened again: the first time, and at most
 
 
 class Agreement:
@@ -48,10 +34,8 @@ class Agreement:
     def __init__(
         self, store: Store, job: str, ttl: float, every: float, inline: bool, poke: Callable[[], None]
     ) -> None:
-        self.view = View()
-        self._heard = 0  # the watch has told everything up to this revision
         self.lost: Callable[[], None] = lambda: None
-        self._store, self._prefix = store, f"/refitd/{job}/"
+        self._store, self._paths = store, Paths(job)
         self._ttl, self._every, self._inline, self._poke = ttl, every, inline, poke
         self._log = structlog.get_logger().bind(job=job)
         self._loop = asyncio.get_running_loop()
@@ -60,35 +44,30 @@ class Agreement:
         self._lease: Lease | None = None  # what we write under, as far as this loop has heard
         self._contact_since = time.monotonic()
         self.unbroken = True  # no outage since the start
-        self._watch: Watch | None = None
-        self._closing = threading.Event()
-        self._follower: threading.Thread | None = None
+        self.following = Following(store, self._paths, self.call, poke, self._broken)
+
+    @property
+    def view(self) -> View:
+        """The picture of the records that this daemon follows."""
+        return self.following.view
 
     async def read(self) -> int:
         """Read all records; the revision at which they stood. Raises StoreError."""
-        items, revision = await self.call(partial(self._store.list, self._prefix))
-        self._resync(items, revision)
-        return revision
+        return await self.following.read()
 
     async def start(self) -> None:
-        """Read all records and follow them. Raises StoreError where the store does not answer."""
-        revision = await self.read()
-        self._watch = await self.call(partial(self._store.watch, self._prefix, revision + 1))
-        self._follower = threading.Thread(target=self._follow, name=f"watch{self._prefix}", daemon=True)
-        self._follower.start()
+        """Read the records that all share and follow them. Raises StoreError where the store does not answer."""
+        await self.following.start()
         self._keeper = LeaseKeeper(self._store, self._ttl, self._every, self._told)
 
     async def close(self) -> None:
         """Give the lease up, with every key under it, and end the threads."""
-        self._closing.set()
-        if self._watch:
-            self._watch.close()
+        self.following.stop()
         if self._keeper:
             with contextlib.suppress(RefitdError):  # it will expire by itself
                 await asyncio.to_thread(self._keeper.close)
         self._worker.shutdown(wait=False, cancel_futures=True)
-        if self._follower:
-            await asyncio.to_thread(self._follower.join)
+        await self.following.join()
 
     @property
     def alive(self) -> bool:
@@ -136,7 +115,7 @@ class Agreement:
 
         An unknown outcome is read back: True only where the record is now what we meant.
         """
-        path = self._prefix + key
+        path = self._paths.path(key)
         lease = self._lease if leased else None
         op: Op = DeleteOp(path) if data is None else PutOp(path, data, lease)
         compares = [ModRevision(path, expected), *guards]
@@ -154,8 +133,8 @@ class Agreement:
 
     async def _written(self, key: str, data: bytes | None, result: TxnResult) -> bool:
         if not result.ok:
-            await self._read_back(self._prefix + key, data)
-        elif result.revision <= self._heard:
+            await self._read_back(self._paths.path(key), data)
+        elif result.revision <= self.following.revision_heard(key):
             pass  # the answer came after the watch's word on it, and perhaps on what became of it since
         elif data is None:
             self.view.delete(key, result.revision)
@@ -170,66 +149,13 @@ class Agreement:
 
     async def _read_back(self, path: str, data: bytes | None) -> bool:
         item = await self.call(partial(self._store.get, path))
-        if item is not None and item.mod_revision > self._heard:
-            self._take(item)
+        if item is not None and item.mod_revision > self.following.revision_heard(self._paths.key(path)):
+            self.following.take(item)
         return (item.value if item else None) == data
 
     def compare_path(self, key: str) -> str:
         """The store key of a record, for guards."""
-        return self._prefix + key
-
-    # Following the records.
-
-    def _follow(self) -> None:
-        """Thread: hand every change to the loop, and begin again after a fault, more and more slowly."""
-        watch, pause = self._watch, _RETRY_SECONDS[0]
-        while not self._closing.is_set():
-            try:
-                watch = watch or self._open_watch()
-                for event in watch:
-                    self._loop.call_soon_threadsafe(self._apply, event)
-                    pause = _RETRY_SECONDS[0]
-                return
-            except Exception as error:  # noqa: BLE001 - a daemon that no longer follows its records is worse than dead
-                self._broken()  # what we do not hear of may be somebody's return
-                self._log.warning("watch_failed", error=repr(error), again=pause)
-                self._closing.wait(pause)
-                watch, pause = None, min(2 * pause, _RETRY_SECONDS[1])
-
-    def _open_watch(self) -> Watch:
-        """A watch that begins with all records. `close` ends it, whichever of the two comes first."""
-        watch = self._watch = self._store.watch(self._prefix)
-        if self._closing.is_set():
-            watch.close()
-        return watch
-
-    def _apply(self, event: Event) -> None:
-        if isinstance(event, Put):
-            self._heard = max(self._heard, event.item.mod_revision - 1)  # more of the same revision may follow
-            changed = self._take(event.item)
-        elif isinstance(event, Deleted):
-            self._heard = max(self._heard, event.revision - 1)
-            changed = self.view.delete(event.key.removeprefix(self._prefix), event.revision)
-        else:
-            changed = self._resync(list(event.items), event.revision)
-        if changed:
-            self._poke()
-
-    def _take(self, item: Item) -> bool:
-        key = item.key.removeprefix(self._prefix)
-        try:
-            return self.view.put(key, item.value, item.create_revision, item.mod_revision)
-        except ProtocolError as error:
-            self._log.error("record_refused", key=key, error=str(error))
-            return False
-
-    def _resync(self, items: list[Item], revision: int) -> bool:
-        """The picture anew; an event that says nothing new must not wake anybody."""
-        self._heard = revision
-        present = {item.key.removeprefix(self._prefix) for item in items}
-        gone = [self.view.delete(key, revision + 1) for key in self.view.keys() - present]
-        come = [self._take(item) for item in items]
-        return any([*gone, *come])
+        return self._paths.path(key)
 
     # Keeping the lease.
 

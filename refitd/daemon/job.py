@@ -138,6 +138,8 @@ class Job:
         await self.membership.publish()
         await self.draining.publish()
         await self.loans.publish()
+        if not self.leading.ours:
+            await self.agreement.following.follow(self._lanes_here(), self.node if self._lends() else "")
         await self.leading.lead()
         if self.leading.ended and not self.ranks:
             self._log.info("job_ended", reason="neither trainers nor engines for the job's time to live")
@@ -145,11 +147,25 @@ class Job:
             return
         self.loans.settle()
         self.movers.restart_excluded(self.agreement.view)
-        for replica, stored in self.agreement.view.lanes.items():
-            if replica not in self.lanes and self.node in stored.value.nodes:
-                self.lanes[replica] = LaneDriver(self, replica)
+        for replica in sorted(self._named().difference(self.lanes)):
+            self.lanes[replica] = LaneDriver(self, replica)
         for lane in self.lanes.values():
             lane.poke()
+
+    def _named(self) -> frozenset[str]:
+        """Lanes whose records name this node."""
+        view = self.agreement.view
+        return view.memo(("named", self.node), ("lanes",), lambda: frozenset(
+            replica for replica, stored in view.lanes.items() if self.node in stored.value.nodes
+        ))  # fmt: skip
+
+    def _lanes_here(self) -> frozenset[str]:
+        """Lanes that this node is in, or will be in as soon as its replica is whole."""
+        return self._named().union(rank.session.group for rank in self.ranks.values() if not rank.trains)
+
+    def _lends(self) -> bool:
+        """Whether offers of this node may be in the records."""
+        return self.node in self.agreement.view.offers or any(rank.trains for rank in self.ranks.values())
 
     # Ranks.
 

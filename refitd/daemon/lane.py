@@ -27,8 +27,10 @@ from refitd.failpoints import PHASES, failpoint
 from refitd.hook.messages import Ticket
 from refitd.mover.handle import MoverHandle
 from refitd.plan import Held
-from refitd.store import ModRevision
+from refitd.store import Compare, ModRevision
 from refitd.telemetry.history import Refit
+
+MOST_GUARDS = 120  # acks that a commit compares: a transaction of etcd's has at most 128 compares
 
 
 class LaneDriver:
@@ -229,8 +231,10 @@ class LaneDriver:
         commit = Commit(*publication, refit.step, self.token, lane.incarnations, refit.number)
         agreement = self.context.agreement
         key = f"commits/{self.replica}"
-        guard = ModRevision(agreement.compare_path(f"lanes/{self.replica}"), self.token)
-        if await agreement.write(key, encode(commit), agreement.view.revision_of(key), guards=[guard]):
+        rests_on = [f"acks/{self.replica}/{node}" for node in lane.member_nodes[:MOST_GUARDS]]
+        guards: list[Compare] = [ModRevision(agreement.compare_path(f"lanes/{self.replica}"), self.token)]
+        guards += [ModRevision(agreement.compare_path(ack), agreement.view.revision_of(ack)) for ack in rests_on]
+        if await agreement.write(key, encode(commit), agreement.view.revision_of(key), guards=guards):
             self._log.info("committed", publication=publication, step=refit.step)
             self._voice.committed()
             self.context.metrics.refit("ok")

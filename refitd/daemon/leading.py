@@ -71,8 +71,15 @@ class Leading:
         if not self.ours:
             self._patience = None
         for _round in range(MAX_ROUNDS):
-            if not (self.ours and await self._decide()):
+            if not (self.ours and await self._read_all() and await self._decide()):
                 return
+
+    async def _read_all(self) -> bool:
+        """Follow everything, as it stood when we had the lead; False where we have lost that meanwhile."""
+        leader = self._job.agreement.view.leader
+        assert leader is not None, "ours"
+        await self._job.agreement.following.follow_all(leader.created)
+        return self.ours
 
     async def _bury_former_self(self) -> None:
         """An earlier life of this daemon led: nobody need wait for its lease, its node is ours now."""

@@ -108,10 +108,14 @@ class Loans:
         if publication is None:
             return as_message(ReportRecord(0, 0, offer.step, (), {}, "it was never published")) if close else None
         stored = self._stored(offer)
-        present = assess(self._job.agreement.view, publication, f"{rank.key} stopped waiting")
-        enough = quorum is not None and len(present.committed) >= quorum
-        if stored is None and (close or enough):
-            await self._job.agreement.write(f"reports/{publication.revision}", encode(present), 0)
+        view, why = self._job.agreement.view, f"{rank.key} stopped waiting"
+        known = assess(view, publication, why)
+        if stored is None and (close or (quorum is not None and len(known.committed) >= quorum)):
+            # Why a replica has not got it may stand in acks and offers that this node does not follow.
+            whole = await self._job.agreement.following.picture() if known.missing else view
+            await self._job.agreement.write(
+                f"reports/{publication.revision}", encode(assess(whole, publication, why)), 0
+            )
             stored = self._stored(offer)
         return as_message(stored) if stored else None
 

@@ -12,7 +12,7 @@ import structlog
 from refitd.daemon.data import digest_of
 from refitd.daemon.job import Job
 from refitd.daemon.rank import NO_PUBLICATION, LocalRank, lent_memory, shadow_memory
-from refitd.daemon.status import status
+from refitd.daemon.status import whole_status
 from refitd.epoch.records import PubId, check_name
 from refitd.errors import InputError, LayoutError, RefitdError, Refused
 from refitd.hook.answers import code_of
@@ -239,7 +239,7 @@ class Requests:
 
     async def _status(self, session: Session, message: Message, fds: Fds) -> Answer:
         del session, message, fds
-        return status(self._daemon), ()
+        return await whole_status(self._daemon), ()
 
     async def _pause(self, session: Session, message: Message, fds: Fds) -> Answer:
         del fds

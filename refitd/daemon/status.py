@@ -2,23 +2,42 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from refitd.daemon.slow import busiest, lately, recent, slow
 from refitd.epoch.records import Control
 from refitd.epoch.reports import ready
-from refitd.epoch.stage import stage
+from refitd.epoch.stage import Stage, stage
 from refitd.epoch.view import View
+from refitd.errors import StoreError
 
 if TYPE_CHECKING:
     from refitd.daemon.app import Daemon
     from refitd.daemon.job import Job
 
 
-def status(daemon: Daemon) -> dict[str, Any]:
-    """The answer to ``status``: the node, its store, and each job's members, lanes and replicas."""
-    jobs = {name: _job(job) for name, job in sorted(daemon.jobs.items())}
+ELSEWHERE = "elsewhere"  # the stage of a lane whose acks are told to others
+
+
+async def whole_status(daemon: Daemon) -> dict[str, Any]:
+    """`status` with everything that the store has; without, where it does not answer, what this daemon follows."""
+    views = {}
+    for name, job in list(daemon.jobs.items()):
+        with contextlib.suppress(StoreError):
+            views[name] = await job.agreement.following.picture()
+    return status(daemon, views)
+
+
+def status(daemon: Daemon, views: Mapping[str, View] = MappingProxyType({})) -> dict[str, Any]:
+    """The answer to ``status``: the node, its store, and each job's members, lanes and replicas.
+
+    ``views``: whole pictures of jobs, where there are any. This daemon's own lacks the acks of lanes that it is not in.
+    """
+    jobs = {name: _job(job, views.get(name)) for name, job in sorted(daemon.jobs.items())}
     nothing: dict[str, Any] = {"members": [], "lanes": [], "replicas": [], "last_refit": {}}
     first = next(iter(jobs.values()), nothing)
     return {
@@ -36,8 +55,8 @@ def _store(daemon: Daemon) -> dict[str, Any]:
     return {"url": url, "local": url.startswith("memory:"), "answers": all(leases) if leases else None}
 
 
-def _job(job: Job) -> dict[str, Any]:
-    view = job.agreement.view
+def _job(job: Job, whole: View | None) -> dict[str, Any]:
+    view = whole or job.agreement.view
     control = view.control.value if view.control else Control()
     return {
         "leader": view.leader.value.node if view.leader else None,
@@ -49,9 +68,9 @@ def _job(job: Job) -> dict[str, Any]:
         "limit": control.limit,
         "draining": [{"node": node, "reason": view.drains[node].value.reason} for node in sorted(view.drains)],
         "parked": [{"node": node, "reason": view.parked[node].value.reason} for node in sorted(view.parked)],
-        "members": [_member(job, node) for node in sorted(view.members)],
-        "lanes": [_lane(job, replica) for replica in sorted(view.lanes)],
-        "replicas": [_replica(job, replica) for replica in sorted(view.replicas())],
+        "members": [_member(view, node) for node in sorted(view.members)],
+        "lanes": [_lane(job, whole, name) for name in sorted(view.lanes)],
+        "replicas": [_replica(view, replica, job.config.job.max_lag) for replica in sorted(view.replicas())],
         "ranks": [_rank(job, key) for key in sorted(job.ranks)],
         "last_refit": _last_refit(job),
         "slow": list(slow(job)),
@@ -61,15 +80,22 @@ def _job(job: Job) -> dict[str, Any]:
     }
 
 
-def _member(job: Job, node: str) -> dict[str, Any]:
-    member = job.agreement.view.members[node].value
+def _member(view: View, node: str) -> dict[str, Any]:
+    member = view.members[node].value
     ranks = [{"key": info.key, "mode": info.mode, "mover": info.mover} for info in member.ranks]
     return {"node": node, "address": member.address, "domain": member.domain, "ranks": ranks}
 
 
-def _lane(job: Job, replica: str) -> dict[str, Any]:
-    stored = job.agreement.view.lanes[replica]
-    now = stage(job.agreement.view, replica)
+def _stage(job: Job, whole: View | None, replica: str) -> Stage:
+    now = stage(whole or job.agreement.view, replica)
+    if whole or now.name in ("gone", "committed") or job.agreement.following.follows(replica):
+        return now
+    return Stage(ELSEWHERE, now.publication, "its nodes and the leader know more")
+
+
+def _lane(job: Job, whole: View | None, replica: str) -> dict[str, Any]:
+    stored = (whole or job.agreement.view).lanes[replica]
+    now = _stage(job, whole, replica)
     return {
         "replica": replica,
         "token": stored.revision,
@@ -84,10 +110,9 @@ def _lane(job: Job, replica: str) -> dict[str, Any]:
     }
 
 
-def _replica(job: Job, replica: str) -> dict[str, Any]:
-    view = job.agreement.view
+def _replica(view: View, replica: str, max_lag: int) -> dict[str, Any]:
     commit, modes = view.commits.get(replica), {info.mode for info in view.replicas()[replica].values()}
-    serves, why = ready(view, replica, job.config.job.max_lag)
+    serves, why = ready(view, replica, max_lag)
     return {
         "name": replica,
         "publication": list(commit.value.id) if commit else None,

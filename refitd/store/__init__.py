@@ -13,16 +13,20 @@ from refitd.store.base import (
     Event,
     GetOp,
     Item,
+    Keys,
     Lease,
     ModRevision,
     Op,
     Put,
     PutOp,
     Resync,
+    Span,
     Store,
     TxnResult,
     Value,
     Watch,
+    below,
+    span_of,
 )
 from refitd.store.memory import MemoryStore
 
@@ -37,6 +41,7 @@ __all__ = [
     "Event",
     "GetOp",
     "Item",
+    "Keys",
     "Lease",
     "MemoryStore",
     "ModRevision",
@@ -44,11 +49,14 @@ __all__ = [
     "Put",
     "PutOp",
     "Resync",
+    "Span",
     "Store",
     "TxnResult",
     "Value",
     "Watch",
+    "below",
     "open_store",
+    "span_of",
     "spawn_etcd",
 ]
 

@@ -6,14 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from refitd.store._etcd_endpoint import etcdrpc
-from refitd.store.base import Compare, CreateRevision, DeleteOp, Item, ModRevision, Op, PutOp
+from refitd.store.base import Compare, CreateRevision, DeleteOp, Item, ModRevision, Op, PutOp, Span
 
 
-def key_range(prefix: str) -> tuple[bytes, bytes]:
-    """etcd's first key and range end for all keys with ``prefix``."""
-    raw = prefix.encode()
-    stripped = raw.rstrip(b"\xff")
-    return (raw, stripped[:-1] + bytes([stripped[-1] + 1])) if stripped else (b"\0", b"\0")
+def key_range(span: Span) -> tuple[bytes, bytes]:
+    """etcd's first key and range end for a span; a zero byte stands for the first key and for no end."""
+    return span.first.encode() or b"\0", span.end.encode() or b"\0"
 
 
 def to_item(kv: Any) -> Item:

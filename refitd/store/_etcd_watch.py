@@ -1,4 +1,7 @@
-"""List-then-watch on one etcd stream: resumes after its last revision, and says Resync where history has a gap.
+"""List-then-watch on one etcd stream: resumes after its last revisions, and says Resync where history has a gap.
+
+etcd keeps the order of changes within a watch, not from one watch of a stream to another: one whose reader is slow, or
+that begins in the past, falls behind alone.
 
 etcd3's own watcher is not used: it drops every watch at a disconnect and spins while the server is away.
 """
@@ -14,54 +17,102 @@ from typing import Any
 
 import grpc
 
-from refitd.errors import PermissionDenied, StoreError, StoreTimeout, StoreUnavailable, Unauthenticated, Untrusted
+from refitd.errors import (
+    InputError,
+    PermissionDenied,
+    StoreError,
+    StoreTimeout,
+    StoreUnavailable,
+    Unauthenticated,
+    Untrusted,
+)
 from refitd.store._chance import CHANCE
 from refitd.store._etcd_channel import Channel
 from refitd.store._etcd_codec import key_range, to_item
 from refitd.store._etcd_endpoint import Endpoint, Metadata, Stubs, etcdrpc
 from refitd.store._etcd_errors import translate
-from refitd.store.base import Deleted, Event, Item, Put, Resync
+from refitd.store.base import Deleted, Event, Item, Keys, Put, Resync, Span, span_of
 
-Lister = Callable[[str], tuple[list[Item], int]]
+Lister = Callable[[Keys], tuple[list[Item], int]]
 _BACKOFF = (0.05, 2.0)  # first and longest pause between attempts, seconds; half of it is random
 RESYNC_AFTER = 60.0  # an outage longer than this, in seconds, ends in a Resync
 
 
-class _Stream:
-    """One watch stream at one server. It is ended when the server does not confirm it in time."""
+class _Followed:
+    """A span that a watch follows: ``next`` is the first revision that it has not given yet, 0 where it must list."""
 
-    def __init__(self, channel: Channel, create: Any) -> None:
+    def __init__(self, span: Span, next_: int) -> None:
+        self.span, self.next = span, next_
+
+
+class _Stream:
+    """One watch stream at one server, for many spans. It is ended when the server does not confirm one in time."""
+
+    def __init__(self, channel: Channel) -> None:
         self._requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._requests.put(etcdrpc.WatchRequest(create_request=create))
+        self._asked: deque[_Followed] = deque()  # what the server has yet to confirm, which it does in this order
+        self._ids: dict[int, _Followed] = {}
+        self._timeout, self._timer = channel.timeout, threading.Timer(0, lambda: None)
         self.endpoint: Endpoint
         self.metadata: Metadata
         self.endpoint, self.metadata, self._call = channel.stream("watch", self._start)
-        self._timer = threading.Timer(channel.timeout, self._call.cancel)
-        self._timer.daemon = True
-        self._timer.start()
 
     def _start(self, stubs: Stubs, metadata: Metadata) -> Any:
         return stubs.watch.Watch(iter(self._requests.get, None), metadata=metadata)
 
+    def follow(self, followed: _Followed) -> None:
+        """Ask for a span's changes."""
+        first, end = key_range(followed.span)
+        create = etcdrpc.WatchCreateRequest(key=first, range_end=end, start_revision=followed.next)
+        self._asked.append(followed)
+        if len(self._asked) == 1:
+            self._expect()
+        self._requests.put(etcdrpc.WatchRequest(create_request=create))
+
+    def leave(self, followed: _Followed) -> None:
+        """Ask for no more of a span; one that is not confirmed yet is left once it is."""
+        for number in [number for number, other in self._ids.items() if other is followed]:
+            del self._ids[number]
+            self._requests.put(etcdrpc.WatchRequest(cancel_request=etcdrpc.WatchCancelRequest(watch_id=number)))
+
     def read(self) -> Any:
         """The next response. Raises gRPC's errors, StopIteration at the end."""
-        response = next(self._call)
+        return next(self._call)
+
+    def about(self, response: Any) -> _Followed | None:
+        """Whose response that is; None for a span that was left."""
+        if not response.created:
+            found = self._ids.get(response.watch_id)
+            if response.canceled:
+                self._ids.pop(response.watch_id, None)
+            return found
         self._timer.cancel()
-        return response
+        followed = self._asked.popleft()
+        if self._asked:
+            self._expect()
+        if not response.canceled:
+            self._ids[response.watch_id] = followed
+        return followed
 
     def close(self) -> None:
         self._timer.cancel()
         self._requests.put(None)
         self.endpoint.release(self._call)
 
+    def _expect(self) -> None:
+        self._timer = threading.Timer(self._timeout, self._call.cancel)
+        self._timer.daemon = True
+        self._timer.start()
+
 
 class EtcdWatch:
     """A Watch over one etcd stream, read in the caller's thread."""
 
-    def __init__(self, channel: Channel, lister: Lister, prefix: str, from_revision: int) -> None:
-        self._channel, self._list, self._prefix, self._next = channel, lister, prefix, from_revision
+    def __init__(self, channel: Channel, lister: Lister, span: Span, from_revision: int) -> None:
+        self._channel, self._list = channel, lister
+        self._spans = {span: _Followed(span, from_revision)}
         self._pending: deque[Event] = deque()
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of spans and stream
         self._stop = threading.Event()
         self._stream: _Stream | None = None
         self._cluster = 0
@@ -80,6 +131,27 @@ class EtcdWatch:
             self._advance()
         raise StopIteration
 
+    def add(self, keys: Keys, from_revision: int) -> None:
+        """Follow more keys, on the stream that there is. Raises InputError without a revision to begin at."""
+        if from_revision < 1:
+            raise InputError("add.from_revision", "at least 1", str(from_revision))
+        followed = _Followed(span_of(keys), from_revision)
+        with self._lock:
+            self._forget(followed.span)
+            self._spans[followed.span] = followed
+            if self._stream is not None:
+                self._stream.follow(followed)
+
+    def drop(self, keys: Keys) -> None:
+        """Follow some keys no more."""
+        with self._lock:
+            self._forget(span_of(keys))
+
+    def _forget(self, span: Span) -> None:
+        followed = self._spans.pop(span, None)
+        if followed is not None and self._stream is not None:
+            self._stream.leave(followed)
+
     def close(self) -> None:
         """End the iterator, from any thread."""
         self._stop.set()
@@ -87,9 +159,10 @@ class EtcdWatch:
 
     def _advance(self) -> None:
         stream = self._stream
+        behind = next((followed for followed in tuple(self._spans.values()) if followed.next <= 0), None)
         try:
-            if self._next <= 0:
-                self._resync(*self._list(self._prefix))
+            if behind is not None:
+                self._resync(behind, *self._list(behind.span))
             elif stream is None:
                 self._open()
             else:
@@ -120,28 +193,35 @@ class EtcdWatch:
         self._lost()
 
     def _open(self) -> None:
-        first, end = key_range(self._prefix)
-        stream = _Stream(self._channel, etcdrpc.WatchCreateRequest(key=first, range_end=end, start_revision=self._next))
+        stream = _Stream(self._channel)
         with self._lock:
             if not self._stop.is_set():
                 self._stream = stream
+                for followed in self._spans.values():
+                    stream.follow(followed)
                 return
         stream.close()
 
     def _take(self, stream: _Stream, response: Any) -> None:
         self._contact()
         self._channel.note(response.header)
+        with self._lock:
+            followed = stream.about(response)
+            if followed is not None and self._spans.get(followed.span) is not followed:
+                stream.leave(followed)
+                return
+        if followed is None:
+            return
         if response.compact_revision:
-            self._next = 0
-            self._drop()
+            followed.next = 0
         elif response.canceled:
-            self._canceled(stream, response.cancel_reason)
+            self._canceled(stream, followed.span, response.cancel_reason)
         elif response.created:
             self._denied = False
-            self._check_history(response.header)
+            self._check_history(stream, response.header, followed)
         elif response.events:
             # Not the header's revision: while a watch catches up, that is ahead of the events sent so far.
-            self._next = response.events[-1].kv.mod_revision + 1
+            followed.next = response.events[-1].kv.mod_revision + 1
             self._pending.extend(self._event(event) for event in response.events)
 
     def _event(self, event: Any) -> Event:
@@ -149,24 +229,37 @@ class EtcdWatch:
             return Deleted(event.kv.key.decode(), event.kv.mod_revision)
         return Put(to_item(event.kv))
 
-    def _check_history(self, header: Any) -> None:
+    def _check_history(self, stream: _Stream, header: Any, followed: _Followed) -> None:
         """A server whose history ends before ours lags behind, or was set up anew; a list tells which."""
         same = self._cluster in (0, header.cluster_id)
         self._cluster = header.cluster_id
-        if same and header.revision + 1 >= self._next:
+        if same and header.revision + 1 >= followed.next:
             return
-        items, revision = self._list(self._prefix)
-        if not same or revision + 1 < self._next:
+        _items, revision = self._list(followed.span)
+        if not same:
             self._drop()
-            self._resync(items, revision)
+            self._begin_anew()
+        elif revision + 1 < followed.next:
+            followed.next = 0
+            with self._lock:
+                stream.leave(followed)
 
-    def _resync(self, items: list[Item], revision: int) -> None:
+    def _begin_anew(self) -> None:
+        for followed in tuple(self._spans.values()):
+            followed.next = 0
+
+    def _resync(self, followed: _Followed, items: list[Item], revision: int) -> None:
         self._contact()
-        self._pending.append(Resync(tuple(items), revision))
-        self._next = revision + 1
+        followed.next = revision + 1
+        with self._lock:
+            if self._spans.get(followed.span) is not followed:
+                return
+            if self._stream is not None:
+                self._stream.follow(followed)
+        self._pending.append(Resync(tuple(items), revision, followed.span))
 
-    def _canceled(self, stream: _Stream, reason: str) -> None:
-        text = f"etcd ended the watch of {self._prefix!r}: {reason}"
+    def _canceled(self, stream: _Stream, span: Span, reason: str) -> None:
+        text = f"etcd ended the watch of {span.first!r} to {span.end!r}: {reason}"
         if "permission denied" in reason:
             self._refused(stream, PermissionDenied(text))
         elif "auth" in reason.lower():
@@ -191,7 +284,7 @@ class EtcdWatch:
     def _lost(self) -> None:
         self._drop()
         if time.monotonic() - self._last_contact > RESYNC_AFTER:
-            self._next = 0
+            self._begin_anew()
         first, longest = _BACKOFF
         pause = min(first * 2.0 ** min(self._failures, 10), longest)
         self._failures += 1

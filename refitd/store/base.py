@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol, TypeAlias
 
 from refitd.errors import InputError
 
@@ -22,6 +22,33 @@ class Item:
     create_revision: int
     mod_revision: int
     lease: int = 0
+
+
+class Span(NamedTuple):
+    """All keys from ``first`` on and before ``end``; an empty ``end`` means to the last key. Keys sort by code points,
+    which is how etcd sorts their UTF-8 bytes."""
+
+    first: str
+    end: str
+
+    def holds(self, key: str) -> bool:
+        """Whether a key is one of them."""
+        return self.first <= key and (not self.end or key < self.end)
+
+
+def below(prefix: str) -> Span:
+    """The keys that start with ``prefix``; empty: all keys. Raises InputError where it ends in the last code point."""
+    if prefix.endswith(chr(0x10FFFF)):
+        raise InputError("prefix", "not the last code point at the end", repr(prefix))
+    return Span(prefix, prefix[:-1] + chr(ord(prefix[-1]) + 1) if prefix else "")
+
+
+Keys: TypeAlias = str | Span  # a prefix, or what lies between two keys
+
+
+def span_of(keys: Keys) -> Span:
+    """Keys as a span."""
+    return keys if isinstance(keys, Span) else below(keys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,23 +148,34 @@ class Deleted:
 
 @dataclass(frozen=True, slots=True)
 class Resync:
-    """History has a gap: forget everything under the prefix; these are all its items at ``revision``."""
+    """History has a gap: forget every key of ``span``; these are all its items at ``revision``."""
 
     items: tuple[Item, ...]
     revision: int
+    span: Span = field(default=Span("", ""), compare=False)
 
 
 Event: TypeAlias = Put | Deleted | Resync
 
 
 class Watch(Protocol):
-    """Iterator of the changes below a prefix, in the order of their revisions; blocks until the next one."""
+    """Iterator of changes to some keys, of each span's in the order of their revisions; blocks until the next.
+
+    Spans are followed side by side and wait for each other nowhere: a change in one may be told after a later change in
+    another. They must not overlap.
+    """
 
     def __iter__(self) -> Iterator[Event]:
         """This watch itself."""
 
     def __next__(self) -> Event:
         """The next event; StopIteration after close(). Raises PermissionDenied, Unauthenticated."""
+
+    def add(self, keys: Keys, from_revision: int) -> None:
+        """Follow more keys, from any thread, without waiting: pass a list's revision + 1."""
+
+    def drop(self, keys: Keys) -> None:
+        """Follow some keys no more, from any thread; changes that were on their way may still be told."""
 
     def close(self) -> None:
         """End the iterator, from any thread."""
@@ -173,8 +211,8 @@ class Store(Protocol):
     def get(self, key: str) -> Item | None:
         """The key as it is now, or None."""
 
-    def list(self, prefix: str) -> tuple[list[Item], int]:
-        """All items whose key starts with ``prefix``, by key, and the revision that they were read at."""
+    def list(self, keys: Keys) -> tuple[list[Item], int]:
+        """All items of a prefix or a span, by key, and the revision that they were read at."""
 
     def put(self, key: str, value: bytes, lease: Lease | None = None) -> int:
         """Write; the revision it got. Raises LeaseLost; StoreTimeout when the outcome is unknown."""
@@ -189,7 +227,7 @@ class Store(Protocol):
     def grant(self, ttl_seconds: float) -> Lease:
         """A new lease. etcd rounds up to whole seconds and gives at least what it was asked for."""
 
-    def watch(self, prefix: str, from_revision: int = 0) -> Watch:
+    def watch(self, keys: Keys, from_revision: int = 0) -> Watch:
         """Changes with revision ``from_revision`` and later: pass a list's revision + 1.
 
         0 starts with a Resync. So does a revision whose history is gone.

@@ -15,7 +15,7 @@ from refitd.store._etcd_endpoint import Credentials, Metadata, Stubs, etcdrpc
 from refitd.store._etcd_errors import LeaseExists
 from refitd.store._etcd_txn import Transaction
 from refitd.store._etcd_watch import EtcdWatch
-from refitd.store.base import Compare, Counts, Item, Lease, Op, PutOp, TxnResult, check_key, check_txn
+from refitd.store.base import Compare, Counts, Item, Keys, Lease, Op, PutOp, TxnResult, check_key, check_txn, span_of
 
 
 class EtcdLease:
@@ -58,9 +58,9 @@ class EtcdStore:
         reply = self._range("get", etcdrpc.RangeRequest(key=key.encode()))
         return to_item(reply.kvs[0]) if reply.kvs else None
 
-    def list(self, prefix: str) -> tuple[list[Item], int]:
-        """All items below ``prefix``, by key, and the revision that they were read at."""
-        first, end = key_range(prefix)
+    def list(self, keys: Keys) -> tuple[list[Item], int]:
+        """All items of a prefix or a span, by key, and the revision that they were read at."""
+        first, end = key_range(span_of(keys))
         reply = self._range("list", etcdrpc.RangeRequest(key=first, range_end=end))
         return [to_item(kv) for kv in reply.kvs], reply.header.revision
 
@@ -94,11 +94,11 @@ class EtcdStore:
             ttl = self._granted(number)
         return EtcdLease(self, number, float(ttl))
 
-    def watch(self, prefix: str, from_revision: int = 0) -> EtcdWatch:
-        """Changes with revision ``from_revision`` and later; 0 starts with a Resync."""
+    def watch(self, keys: Keys, from_revision: int = 0) -> EtcdWatch:
+        """Changes with revision ``from_revision`` and later; 0 starts with a Resync. One stream, however many spans."""
         if self._channel.closed:
             raise StoreUnavailable("the store was closed")
-        watch = EtcdWatch(self._channel, self.list, prefix, from_revision)
+        watch = EtcdWatch(self._channel, self.list, span_of(keys), from_revision)
         self._watches.add(watch)
         return watch
 

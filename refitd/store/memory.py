@@ -20,15 +20,18 @@ from refitd.store.base import (
     Event,
     GetOp,
     Item,
+    Keys,
     Lease,
     ModRevision,
     Op,
     Put,
     PutOp,
     Resync,
+    Span,
     TxnResult,
     check_key,
     check_txn,
+    span_of,
 )
 
 Clock = Callable[[], float]
@@ -57,8 +60,9 @@ class MemoryLease:
 class MemoryWatch:
     """Reads the store's history from a revision on; the waiting reader also ends leases that are due."""
 
-    def __init__(self, store: MemoryStore, prefix: str, from_revision: int) -> None:
-        self._store, self._prefix, self._next = store, prefix, from_revision
+    def __init__(self, store: MemoryStore, keys: Keys, from_revision: int) -> None:
+        self._store = store
+        self._next = {span_of(keys): from_revision}
         self._pending: deque[Event] = deque()
         self._closed = False
 
@@ -75,6 +79,19 @@ class MemoryWatch:
                 self._store._wait()
         raise StopIteration
 
+    def add(self, keys: Keys, from_revision: int) -> None:
+        """Follow more keys. Raises InputError without a revision to begin at."""
+        if from_revision < 1:
+            raise InputError("add.from_revision", "at least 1", str(from_revision))
+        with self._store._changed:
+            self._next[span_of(keys)] = from_revision
+            self._store._changed.notify_all()
+
+    def drop(self, keys: Keys) -> None:
+        """Follow some keys no more."""
+        with self._store._changed:
+            self._next.pop(span_of(keys), None)
+
     def close(self) -> None:
         """End the iterator, from any thread."""
         with self._store._changed:
@@ -83,9 +100,10 @@ class MemoryWatch:
             self._store._changed.notify_all()
 
     def _fill(self) -> None:
-        events, revision = self._store._since(self._prefix, self._next)
-        self._pending.extend(events)
-        self._next = revision + 1
+        for span, first in self._next.items():
+            events, revision = self._store._since(span, first)
+            self._pending.extend(events)
+            self._next[span] = revision + 1
 
 
 class MemoryStore:
@@ -114,10 +132,10 @@ class MemoryStore:
         with self._open("get"):
             return self._items.get(key)
 
-    def list(self, prefix: str) -> tuple[list[Item], int]:
-        """All items below ``prefix``, by key, and the revision."""
+    def list(self, keys: Keys) -> tuple[list[Item], int]:
+        """All items of a prefix or a span, by key, and the revision."""
         with self._open("list"):
-            return self._below(prefix), self._revision
+            return self._within(span_of(keys)), self._revision
 
     def put(self, key: str, value: bytes, lease: Lease | None = None) -> int:
         """Write; the revision it got. Raises LeaseLost."""
@@ -144,10 +162,10 @@ class MemoryStore:
             self._changed.notify_all()
             return lease
 
-    def watch(self, prefix: str, from_revision: int = 0) -> MemoryWatch:
+    def watch(self, keys: Keys, from_revision: int = 0) -> MemoryWatch:
         """Changes with revision ``from_revision`` and later; 0 starts with a Resync."""
         with self._open("watch"):
-            watch = MemoryWatch(self, prefix, from_revision)
+            watch = MemoryWatch(self, keys, from_revision)
             self._watches.add(watch)
             return watch
 
@@ -208,8 +226,8 @@ class MemoryStore:
             waits.append(self._poll)
         self._changed.wait(max(0.0, min(waits)) if waits else None)
 
-    def _below(self, prefix: str) -> builtins.list[Item]:
-        return [self._items[key] for key in sorted(self._items) if key.startswith(prefix)]
+    def _within(self, span: Span) -> builtins.list[Item]:
+        return [self._items[key] for key in sorted(self._items) if span.holds(key)]
 
     def _holds(self, compare: Compare) -> bool:
         item = self._items.get(compare.key)
@@ -255,17 +273,17 @@ class MemoryStore:
             self._history.popleft()
         self._changed.notify_all()
 
-    def _since(self, prefix: str, from_revision: int) -> tuple[Iterable[Event], int]:
-        """The events below ``prefix`` from a revision on, and the revision that they reach."""
+    def _since(self, span: Span, from_revision: int) -> tuple[Iterable[Event], int]:
+        """The events of a span from a revision on, and the revision that they reach."""
         self._expire()
         if from_revision <= self._compacted or from_revision > self._revision + 1:
             self.counts.add("list")
-            return [Resync(tuple(self._below(prefix)), self._revision)], self._revision
+            return [Resync(tuple(self._within(span)), self._revision, span)], self._revision
         found: deque[Event] = deque()
         for revision, event in reversed(self._history):
             if revision < from_revision:
                 break
             key = event.item.key if isinstance(event, Put) else event.key
-            if key.startswith(prefix):
+            if span.holds(key):
                 found.appendleft(event)
         return found, self._revision

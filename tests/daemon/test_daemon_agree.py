@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from refitd.daemon.agree import Agreement
+from refitd.daemon.paths import Paths
 from refitd.epoch.codec import encode
 from refitd.epoch.records import Leader
 from refitd.errors import StoreTimeout, StoreUnavailable
@@ -231,10 +232,11 @@ def test_a_resync_forgets_what_is_gone_and_wakes_nobody_for_nothing() -> None:
         await agreement.start()
         store.put("/refitd/job/leader", A)
         await until(lambda: leader(agreement) == "a")
-        items, revision = store.list("/refitd/job/")
+        following, shared = agreement.following, Paths("job").shared
+        items, revision = store.list(shared)
         woken.clear()
-        assert not agreement._resync(items, revision)
-        assert agreement._resync([], revision + 1)
+        assert not following._resync(shared, items, revision)
+        assert following._resync(shared, [], revision + 1)
         assert (leader(agreement), woken) == (None, [])
         await agreement.close()
 

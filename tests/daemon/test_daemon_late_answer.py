@@ -54,14 +54,15 @@ def late_write(expected: int, before: bytes | None) -> tuple[bool, int]:
         if before is not None:
             store.put(KEY, before)
         await agreement.start()
-        apply = agreement._apply
+        apply = agreement.following._apply
 
-        def told(event: Event) -> None:
-            apply(event)
+        def told(event: Event) -> bool:
+            changed = apply(event)
             if isinstance(event, Deleted):
                 store.told.set()
+            return changed
 
-        agreement._apply = told  # type: ignore[method-assign]
+        agreement.following._apply = told  # type: ignore[method-assign]
         store.meanwhile = store.remove
         done = await agreement.write("leader", A, expected)
         revision = agreement.view.revision_of("leader")

@@ -13,7 +13,7 @@ from refitd.daemon.agree import Agreement
 from refitd.epoch.codec import encode
 from refitd.epoch.records import Leader
 from refitd.errors import ConfigError, PermissionDenied, RefitdError, StoreUnavailable
-from refitd.store import Lease, MemoryStore, Watch
+from refitd.store import Keys, Lease, MemoryStore, Watch
 
 A = encode(Leader("a", "1"))
 TTL = 1.0  # seconds that the daemon goes by; the store's own leases outlive every outage here, as etcd's may
@@ -31,11 +31,11 @@ class Away(MemoryStore):
     def grant(self, ttl_seconds: float) -> Lease:
         return Renewed(self, super().grant(60 * ttl_seconds), ttl_seconds)
 
-    def watch(self, prefix: str, from_revision: int = 0) -> Watch:
+    def watch(self, keys: Keys, from_revision: int = 0) -> Watch:
         if self.watches_fail:
             self.denied.append(time.monotonic())
-            raise PermissionDenied(prefix)
-        return super().watch(prefix, from_revision)
+            raise PermissionDenied(str(keys))
+        return super().watch(keys, from_revision)
 
 
 class Renewed:
@@ -130,8 +130,8 @@ def test_a_denied_watch_is_asked_for_less_and_less_often() -> None:
 
     async def body(store: Away, agreement: Agreement) -> None:
         store.watches_fail = True
-        assert agreement._watch is not None
-        broken = agreement._watch
+        assert agreement.following._watch is not None
+        broken = agreement.following._watch
         store._watches.discard(broken)  # type: ignore[arg-type]
         broken._fill = failing  # type: ignore[attr-defined]
         store.put("/refitd/job/leader", A)
@@ -157,14 +157,14 @@ def test_closing_ends_a_watch_that_is_just_being_opened_again() -> None:
 
     async def body(store: Away, agreement: Agreement) -> None:
         store.watches_fail = True
-        assert agreement._watch is not None
-        agreement._watch._fill = failing  # type: ignore[attr-defined]
+        assert agreement.following._watch is not None
+        agreement.following._watch._fill = failing  # type: ignore[attr-defined]
         store.put("/refitd/job/leader", A)
         await until(lambda: store.denied)
         began = time.monotonic()
         await agreement.close()
         assert time.monotonic() - began < 5
-        assert agreement._follower is not None
-        assert not agreement._follower.is_alive()
+        assert agreement.following._follower is not None
+        assert not agreement.following._follower.is_alive()
 
     run(body)

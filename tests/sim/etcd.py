@@ -8,6 +8,7 @@ decided, leases stand still and begin anew with the next leader) and by the netw
 from __future__ import annotations
 
 import bisect
+import builtins
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -21,14 +22,17 @@ from refitd.store.base import (
     Event,
     GetOp,
     Item,
+    Keys,
     ModRevision,
     Op,
     Put,
     PutOp,
     Resync,
+    Span,
     TxnResult,
     check_key,
     check_ops,
+    span_of,
 )
 
 from .loop import Process
@@ -36,6 +40,7 @@ from .loop import Process
 MIN_TTL = 2  # seconds: what etcd grants at least where its elections take the second that is the default
 Later = Callable[[float, Callable[[], None]], object]
 Heard = Callable[[int, Sequence[Event]], None]
+Told = Callable[[int, Event], None]
 
 
 class SimEtcd:
@@ -54,7 +59,9 @@ class SimEtcd:
         self._lease_ids = 0
         self._revisions: list[int] = []
         self._history: list[tuple[int, Event]] = []
-        self._watchers: list[Callable[[], None]] = []
+        self._watchers: dict[Span, dict[Told, None]] = {}
+        self._spans: dict[str, list[Span]] = {}  # which of them a key is in
+        self.told: Counter[str] = Counter()  # events that watches have carried, by host
 
     # What clients ask for.
 
@@ -62,8 +69,9 @@ class SimEtcd:
         check_key("get.key", key)
         return self.items.get(key)
 
-    def list(self, prefix: str) -> tuple[list[Item], int]:
-        return [self.items[key] for key in sorted(self.items) if key.startswith(prefix)], self.revision
+    def list(self, keys: Keys) -> tuple[builtins.list[Item], int]:
+        span = span_of(keys)
+        return [self.items[key] for key in sorted(filter(span.holds, self.items))], self.revision
 
     def txn(self, compares: Sequence[Compare], then: Sequence[Op], otherwise: Sequence[Op] = ()) -> TxnResult:
         """As etcd does it: all compares, then one branch, at one revision."""
@@ -103,18 +111,27 @@ class SimEtcd:
         gone = bisect.bisect_right(self._revisions, self.compacted)
         del self._revisions[:gone], self._history[:gone]
 
-    def since(self, prefix: str, revision: int) -> tuple[Sequence[Event], int]:
+    def since(self, keys: Keys, revision: int) -> tuple[Sequence[Event], int]:
         """Events from a revision on, and the revision that they reach; a Resync where the history is gone."""
+        span = span_of(keys)
         if revision <= self.compacted or revision > self.revision + 1:
-            items, now = self.list(prefix)
-            return [Resync(tuple(items), now)], now
+            items, now = self.list(span)
+            return [Resync(tuple(items), now, span)], now
         first = bisect.bisect_left(self._revisions, revision)
-        return [event for _revision, event in self._history[first:] if key_of(event).startswith(prefix)], self.revision
+        return [event for _revision, event in self._history[first:] if span.holds(key_of(event))], self.revision
 
-    def watch(self, heard: Callable[[], None]) -> Callable[[], None]:
-        """Call ``heard`` after each change; returns what ends that."""
-        self._watchers.append(heard)
-        return lambda: self._watchers.remove(heard) if heard in self._watchers else None
+    def watch(self, span: Span, heard: Told) -> Callable[[], None]:
+        """Call ``heard`` with each change in a span; returns what ends that."""
+        if span not in self._watchers:
+            self._watchers[span] = {}
+            self._spans.clear()
+        self._watchers[span][heard] = None
+        return lambda: self._watchers[span].pop(heard, None)
+
+    def _watched(self, key: str) -> builtins.list[Span]:
+        if key not in self._spans:
+            self._spans[key] = [span for span in self._watchers if span.holds(key)]
+        return self._spans[key]
 
     def elect(self) -> None:
         """A new leader: everything goes on, and every lease has its whole time again."""
@@ -185,8 +202,10 @@ class SimEtcd:
             self.writes[kind_of(key_of(event))] += 1
         for told in self.on_change:
             told(revision, events)
-        for heard in tuple(self._watchers):
-            heard()
+        for event in events:
+            for span in self._watched(key_of(event)):
+                for heard in tuple(self._watchers[span]):
+                    heard(revision, event)
 
 
 def key_of(event: Event) -> str:
@@ -195,6 +214,6 @@ def key_of(event: Event) -> str:
 
 
 def kind_of(key: str) -> str:
-    """``lanes`` of ``/refitd/job/lanes/r0``."""
+    """``lanes`` of ``/refitd/job/lanes/r0``, ``acks`` of ``/refitd/job/_acks/r0/n0``."""
     parts = key.split("/")
-    return parts[3] if len(parts) > 3 else key
+    return parts[3].removeprefix("_") if len(parts) > 3 else key

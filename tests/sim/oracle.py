@@ -62,7 +62,7 @@ class Oracle:
     def changed(self, revision: int, events: Sequence[Event]) -> None:
         """Before anybody else hears of it."""
         for event in events:
-            key = key_of(event).removeprefix(self._prefix)
+            key = key_of(event).removeprefix(self._prefix).removeprefix("_")
             if isinstance(event, Put):
                 item = event.item
                 self.view.put(key, item.value, item.create_revision, item.mod_revision)

@@ -40,7 +40,7 @@ class Meter:
         self.world = world
 
     def _now(self) -> tuple[Counter[str], int]:
-        return Counter(self.world.etcd.writes), self.world.counts["told"]
+        return Counter(self.world.etcd.writes), self.world.etcd.told.total()
 
     async def measure(self, name: str, act: Any, settle: Any) -> Cost:
         writes, told = self._now()

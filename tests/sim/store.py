@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from refitd.errors import StoreTimeout, StoreUnavailable
-from refitd.store.base import Compare, Event, Item, Lease, Op, PutOp, Resync, TxnResult
+from refitd.store.base import Compare, Event, Item, Keys, Lease, Op, PutOp, Span, TxnResult, span_of
 
 from .etcd import SimEtcd
 from .loop import PROCESS, loop, sleep, wait
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 REQUEST_SECONDS = 2.0
 _BACKOFF = (0.05, 2.0)
+LATE_SECONDS = 0.5  # how late a part of a watch may be
 
 
 class SimLease:
@@ -52,8 +53,8 @@ class SimStore:
     def get(self, key: str) -> Item | None:
         return self.call("get", lambda: self.etcd.get(key), write=False)
 
-    def list(self, prefix: str) -> tuple[builtins.list[Item], int]:
-        return self.call("list", lambda: self.etcd.list(prefix), write=False)
+    def list(self, keys: Keys) -> tuple[builtins.list[Item], int]:
+        return self.call("list", lambda: self.etcd.list(keys), write=False)
 
     def put(self, key: str, value: bytes, lease: Lease | None = None) -> int:
         return self.txn((), [PutOp(key, value, lease)]).revision
@@ -65,9 +66,9 @@ class SimStore:
         number, ttl = self.call("grant", lambda: self.etcd.grant(ttl_seconds), write=True)
         return SimLease(self, number, ttl)
 
-    def watch(self, prefix: str, from_revision: int = 0) -> SimWatch:
+    def watch(self, keys: Keys, from_revision: int = 0) -> SimWatch:
         self._counts["watch"] += 1
-        watch = SimWatch(self._world, self._host, prefix, from_revision)
+        watch = SimWatch(self._world, self._host, span_of(keys), from_revision)
         self._watches.append(watch)
         return watch
 
@@ -134,19 +135,59 @@ def _when_led(etcd: SimEtcd, request: Callable[[], Any], tries: int = 40) -> Non
     loop().call_later(0.1, attempt, context=KERNEL)
 
 
-class SimWatch:
-    """The changes below a prefix; what happens during a cut comes after it, or as a Resync."""
+class _Followed:
+    """A span of a watch, as far as it has been told. Each comes in its own time, whatever is told of the others."""
 
-    def __init__(self, world: World, host: str, prefix: str, from_revision: int) -> None:
-        self._world, self._etcd, self._net = world, world.etcd, world.net
-        self._host, self._prefix, self._next = host, prefix, from_revision
+    def __init__(self, watch: SimWatch, span: Span, next_: int) -> None:
+        self._watch, self.span, self.next = watch, span, next_
+        self._inbox: list[Event] | None = None  # what has happened since it was told; None: the history knows
+        self._due = False
+        self.stop = watch.etcd.watch(span, self._heard)
+        self._schedule(watch.delay())
+
+    def _heard(self, _revision: int, event: Event) -> None:
+        if self._watch.dead:
+            self.stop()
+            return
+        if self._inbox is not None:
+            self._inbox.append(event)
+        self._schedule(self._watch.delay())
+
+    def _schedule(self, after: float, again: float = _BACKOFF[0]) -> None:
+        if not self._due:
+            self._due = True
+            loop().call_later(after, self._pump, again, context=KERNEL)
+
+    def _pump(self, again: float) -> None:
+        self._due = False
+        if not self._watch.follows(self):
+            return
+        if not self._watch.connected():
+            self._inbox = None  # it begins again where it was, if the history still goes back so far
+            again = min(2 * again, _BACKOFF[1])
+            self._schedule(again, again)
+            return
+        etcd = self._watch.etcd
+        if self._inbox is None or self.next <= 0:
+            events: Sequence[Event] = etcd.since(self.span, self.next)[0]
+        else:
+            events = self._inbox
+        self._inbox, self.next = [], etcd.revision + 1
+        if events:
+            self._watch.tell(events)
+
+
+class SimWatch:
+    """The changes in some spans; what happens during a cut comes after it, or as a Resync."""
+
+    def __init__(self, world: World, host: str, span: Span, from_revision: int) -> None:
+        self._world, self.etcd, self._net, self._host = world, world.etcd, world.net, host
         self._pending: deque[Event] = deque()
         self._woken: asyncio.Future[None] | None = None
-        self._due = False
         self._closed = False
         self._process = PROCESS.get()
-        self._stop = self._etcd.watch(self._schedule)
-        self._schedule()
+        self._spans: dict[Span, _Followed] = {}
+        self._spans[span] = _Followed(self, span, from_revision)
 
     def __iter__(self) -> Iterator[Event]:
         return self
@@ -159,36 +200,44 @@ class SimWatch:
             wait(self._woken)
         raise StopIteration
 
+    def add(self, keys: Keys, from_revision: int) -> None:
+        self.drop(keys)
+        span = span_of(keys)
+        self._spans[span] = _Followed(self, span, from_revision)
+
+    def drop(self, keys: Keys) -> None:
+        followed = self._spans.pop(span_of(keys), None)
+        if followed is not None:
+            followed.stop()
+
     def close(self) -> None:
         self._closed = True
-        self._stop()
+        for span in tuple(self._spans):
+            self.drop(span)
         self._wake()
 
-    def _schedule(self, after: float | None = None) -> None:
-        if self._process is not None and self._process.dead:
-            self._stop()
-        elif not self._due:
-            self._due = True
-            delay = self._net.delay(ETCD, self._host) + self._world.watch_delay if after is None else after
-            loop().call_later(delay, self._pump, after or _BACKOFF[0], context=KERNEL)
+    # For its spans.
 
-    def _pump(self, again: float) -> None:
-        self._due = False
-        if self._closed:
-            return
-        if not (self._net.passes(ETCD, self._host) and self._net.passes(self._host, ETCD)):
-            self._schedule(min(2 * again, _BACKOFF[1]))
-            return
-        if self._next <= 0:
-            items, revision = self._etcd.list(self._prefix)
-            events: Sequence[Event] = [Resync(tuple(items), revision)]
-        else:
-            events, revision = self._etcd.since(self._prefix, self._next)
-        self._next = revision + 1
-        if events:
-            self._world.counts["told"] += len(events)
-            self._pending.extend(events)
-            self._wake()
+    @property
+    def dead(self) -> bool:
+        return self._process is not None and self._process.dead
+
+    def follows(self, followed: _Followed) -> bool:
+        return not self._closed and self._spans.get(followed.span) is followed
+
+    def connected(self) -> bool:
+        return self._net.passes(ETCD, self._host) and self._net.passes(self._host, ETCD)
+
+    def delay(self) -> float:
+        """Seconds until a change is told. A span whose events pile up at the server is late alone."""
+        world = self._world
+        late = world.rng.uniform(0.0, LATE_SECONDS) if world.rng.random() < world.late_spans else 0.0
+        return self._net.delay(ETCD, self._host) + world.watch_delay + late
+
+    def tell(self, events: Sequence[Event]) -> None:
+        self.etcd.told[self._host] += len(events)
+        self._pending.extend(events)
+        self._wake()
 
     def _wake(self) -> None:
         if self._woken is not None and not self._woken.done():

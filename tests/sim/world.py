@@ -189,6 +189,7 @@ class World:
         self.mixed_planners = False
         self.spawn_fails = 0.0
         self.bucket_time = (0.0005, 0.01)
+        self.late_spans = 0.05  # how many of the changes that a watch tells come late, and those of other spans before
         self.watch_delay = 0.0  # seconds that the store gathers events for, beside the network's
         self.train_seconds, self.patience = 1.0, 10.0
 
@@ -347,7 +348,7 @@ class World:
             for target, fake in {
                 "time.monotonic": self.loop.time,
                 "uuid.uuid4": lambda: uuid.UUID(int=self.number()),
-                "refitd.daemon.agree.threading": threads,
+                "refitd.daemon.following.threading": threads,
                 "refitd.store.keeper.threading": threads,
                 "refitd.store.keeper.CHANCE": self.rng,
                 "refitd.daemon.job.fetch_blob": self.fetch_blob,

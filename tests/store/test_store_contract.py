@@ -20,9 +20,11 @@ from refitd.store import (
     Put,
     PutOp,
     Resync,
+    Span,
     Store,
     TxnResult,
     Value,
+    below,
 )
 
 
@@ -322,3 +324,37 @@ def test_requests_are_counted_by_kind(store: Store, base: str) -> None:
     before = store.counts.so_far()
     assert isinstance(next(store.watch(base)), Resync)
     assert store.counts.so_far()["list"] - before["list"] == 1
+
+
+def test_a_watch_follows_several_spans_and_leaves_them(store: Store, base: str) -> None:
+    """What is added is told from its revision on, what is dropped no more, what is neither never; one watch for all."""
+    watch = store.watch(Span(base + "b", base + "d"), store.list(base)[1] + 1)
+    store.put(base + "a", b"")
+    b = store.put(base + "b", b"")
+    assert next(watch) == Put(Item(base + "b", b"", b, b, 0))
+    e = store.put(base + "e/1", b"")
+    watch.add(base + "e/", e)
+    assert next(watch) == Put(Item(base + "e/1", b"", e, e, 0))
+    watch.drop(Span(base + "b", base + "d"))
+    store.put(base + "c", b"")
+    last = store.put(base + "e/2", b"")
+    told = list(iter(lambda: next(watch), Put(Item(base + "e/2", b"", last, last, 0))))
+    assert told in ([], [Put(Item(base + "c", b"", last - 1, last - 1, 0))])  # it may have been on its way
+    watch.add(Span(base + "b", base + "d"), last - 1)
+    assert next(watch) == Put(Item(base + "c", b"", last - 1, last - 1, 0))
+    with pytest.raises(InputError, match=r"add\.from_revision"):
+        watch.add(base, 0)
+    watch.close()
+
+
+def test_the_span_of_a_resync_is_said(store: Store, base: str) -> None:
+    """Each span that has to begin anew begins with its own items."""
+    revision = store.put(base + "a/k", b"")
+    watch = store.watch(base + "a/", revision + 1)
+    watch.add(base + "b/", revision + 1000)
+    event = next(watch)
+    assert isinstance(event, Resync)
+    assert (event.items, event.span) == ((), below(base + "b/"))
+    last = store.put(base + "a/l", b"")
+    assert next(watch) == Put(Item(base + "a/l", b"", last, last, 0))
+    watch.close()

@@ -19,7 +19,7 @@ import pytest
 from watching import Collector
 
 from refitd.errors import ConfigError, PermissionDenied, StoreTimeout, StoreUnavailable, Unauthenticated
-from refitd.store import Deleted, DeleteOp, Item, Put, Resync, _etcd_watch, open_store, spawn, spawn_etcd
+from refitd.store import Deleted, DeleteOp, Item, Put, Resync, _etcd_watch, below, open_store, spawn, spawn_etcd
 from refitd.store._etcd_codec import key_range
 from refitd.store._etcd_endpoint import Credentials, Endpoint, etcdrpc, parse_addresses
 from refitd.store._etcd_errors import translate
@@ -343,11 +343,11 @@ def test_urls_that_are_none(url: str) -> None:
 
 @pytest.mark.parametrize(
     ("prefix", "expected"),
-    [("a/", (b"a/", b"a0")), ("", (b"\0", b"\0")), ("\x7f", (b"\x7f", b"\x80"))],
+    [("a/", (b"a/", b"a0")), ("", (b"\0", b"\0")), ("z", (b"z", b"{"))],
 )
 def test_the_range_of_a_prefix(prefix: str, expected: tuple[bytes, bytes]) -> None:
     """The range end is the first key after all keys with the prefix."""
-    assert key_range(prefix) == expected
+    assert key_range(below(prefix)) == expected
 
 
 def _put_when_back(store: Any, key: str) -> int:
