@@ -38,7 +38,10 @@ class NodeConfig:
 
 @dataclass(frozen=True, slots=True)
 class StoreConfig:
-    """The membership store. Times in seconds; ``password_file``, ``ca``, ``cert``, ``key`` are paths."""
+    """The membership store. Times in seconds; ``password_file``, ``ca``, ``cert``, ``key`` are paths.
+
+    ``listen``: the ``host:port`` where an etcd that this daemon spawned serves other daemons too.
+    """
 
     url: str = "memory://"
     user: str = ""
@@ -46,6 +49,7 @@ class StoreConfig:
     ca: str = ""
     cert: str = ""
     key: str = ""
+    listen: str = ""
     lease_ttl: float = 10.0
     keepalive: float = 3.0
     request_timeout: float = 2.0
@@ -312,6 +316,8 @@ def _check(config: Config) -> None:
         raise ConfigError("hook.socket", "a path of 1 to 107 bytes", f"{len(sock)} bytes")
     if config.metrics.listen:
         split_listen(config.metrics.listen)
+    if store.listen:
+        split_listen(store.listen, "store.listen")
     if data.advertise:
         split_listen(data.advertise, "data.advertise")
     for key, name in (("name", config.node.name), ("domain", config.node.domain)):

@@ -66,7 +66,7 @@ class Daemon:
         self._notify.extend(START_SECONDS)
         self._store = await asyncio.to_thread(
             open_store, store.url, user=store.user, password_file=store.password_file, ca=store.ca,
-            cert=store.cert, key=store.key, request_timeout=store.request_timeout,
+            cert=store.cert, key=store.key, listen=store.listen, request_timeout=store.request_timeout,
         )  # fmt: skip
         listen = config.metrics.listen
         self._http = self.observer.serve(*split_listen(listen)) if listen else None

@@ -25,7 +25,7 @@ class Publisher(Protocol):
 
 
 class Offer:
-    """One publish. `step` is its label; `reason` says why it was SKIPPED, or why nobody took a copy (empty otherwise)."""
+    """One publish. `step` is its label; `reason` says why it was SKIPPED, or nobody took a copy (empty otherwise)."""
 
     def __init__(self, publisher: Publisher, seq: int, step: int, live: bool) -> None:
         """``live``: memory of the caller itself is lent, so the loan word must change before it may."""

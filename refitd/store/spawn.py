@@ -1,6 +1,7 @@
-"""``etcd+spawn://[data folder]``: a real etcd as a child of this process, on loopback, for a job without an etcd.
+"""``etcd+spawn://[data folder]``: a real etcd as a child of this process, for a job without an etcd.
 
-The child dies with this process. Without a data folder its state lives in a temporary one, deleted at close.
+The child dies with this process. Without a data folder its state lives in a temporary one, deleted at close. It listens
+on loopback, or where other daemons of the job reach it: then it asks everybody for a certificate.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from refitd.errors import ConfigError, StoreUnavailable
 from refitd.store._child import Child
@@ -47,17 +48,31 @@ def find_etcd(prefer: Prefer = "path") -> pathlib.Path:
     return program
 
 
+class Where(NamedTuple):
+    """Where an etcd serves its clients, and by which files it knows them: ``ca``, ``cert`` and ``key``, or none."""
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    tls: Credentials = Credentials()
+
+
 class EtcdProcess(Child):
     """A running etcd child: ``url`` for open_store, ``pid``, ``data`` folder."""
 
-    def __init__(self, program: pathlib.Path, data: pathlib.Path, port: int, temporary: bool, fsync: bool) -> None:
-        self.data, self.port, self._temporary = data, port, temporary
-        super().__init__(_command(program, data, port, fsync))
+    def __init__(self, program: pathlib.Path, data: pathlib.Path, where: Where, temporary: bool, fsync: bool) -> None:
+        self.data, self.port, self._temporary = data, where.port, temporary
+        self._where, self._health = where, where.port if not where.tls.ca else free_port()
+        super().__init__(_command(program, data, where, self._health, fsync))
+
+    @property
+    def address(self) -> str:
+        """``host:port`` for its clients."""
+        return f"{self._where.host}:{self.port}"
 
     @property
     def url(self) -> str:
         """What open_store takes."""
-        return f"etcd://127.0.0.1:{self.port}"
+        return f"etcd://{self.address}"
 
     def stop(self) -> None:
         """End the child and delete a temporary data folder; may be called twice."""
@@ -69,16 +84,20 @@ class EtcdProcess(Child):
         """Whether etcd says that it is healthy within ``seconds``; False as soon as it has ended."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and self.running:
-            if healthy("127.0.0.1", self.port):
+            if healthy("127.0.0.1", self._health):
                 return True
             self.wait(0.05)
         return False
 
 
 def spawn_etcd(
-    data: str | os.PathLike[str] | None = None, prefer: Prefer = "path", port: int = 0, fsync: bool = False
+    data: str | os.PathLike[str] | None = None,
+    prefer: Prefer = "path",
+    port: int = 0,
+    fsync: bool = False,
+    where: Where | None = None,
 ) -> EtcdProcess:
-    """Start etcd on loopback and wait until it is healthy.
+    """Start etcd, on loopback unless ``where`` is given, and wait until it is healthy.
 
     ``data``: its folder, kept afterwards (None: a temporary one, deleted by stop()); ``port``: 0 takes a free one;
     ``fsync``: sync every write, for data that must outlive a crash of the machine.
@@ -87,19 +106,22 @@ def spawn_etcd(
     program = find_etcd(prefer)
     for _ in range(_TRIES):
         folder = pathlib.Path(data) if data else temporary_folder()
-        process = EtcdProcess(program, folder, port or free_port(), temporary=not data, fsync=fsync)
+        at = where or Where(port=port or free_port())
+        process = EtcdProcess(program, folder, at, temporary=not data, fsync=fsync)
         if process.wait_healthy():
             return process
         process.stop()
-    raise StoreUnavailable(f"{program} on 127.0.0.1 with data in {folder} did not become healthy in {_START:g} s")
+    raise StoreUnavailable(f"{program} on {at.host} with data in {folder} did not become healthy in {_START:g} s")
 
 
 class SpawnedStore(EtcdStore):
-    """An EtcdStore that owns its etcd."""
+    """An EtcdStore that owns its etcd. ``where``: as in `spawn_etcd`; its files are ours as a client, too."""
 
-    def __init__(self, data: str = "", request_timeout: float = 2.0, prefer: Prefer = "path") -> None:
-        self.process = spawn_etcd(data or None, prefer, fsync=bool(data))
-        super().__init__(f"127.0.0.1:{self.process.port}", Credentials(), request_timeout)
+    def __init__(
+        self, data: str = "", request_timeout: float = 2.0, prefer: Prefer = "path", where: Where | None = None
+    ) -> None:
+        self.process = spawn_etcd(data or None, prefer, fsync=bool(data), where=where)
+        super().__init__(self.process.address, where.tls if where else Credentials(), request_timeout)
 
     def close(self) -> None:
         """End all watches, the sockets and the child."""
@@ -107,9 +129,9 @@ class SpawnedStore(EtcdStore):
         self.process.stop()
 
 
-def _command(program: pathlib.Path, data: pathlib.Path, port: int, fsync: bool) -> Sequence[str]:
+def _command(program: pathlib.Path, data: pathlib.Path, where: Where, health: int, fsync: bool) -> Sequence[str]:
     peer = f"http://127.0.0.1:{free_port()}"
-    client = f"http://127.0.0.1:{port}"
+    client = f"{'https' if where.tls.ca else 'http'}://{where.host}:{where.port}"
     flags = {
         "--name": "refitd",
         "--data-dir": str(data),
@@ -124,7 +146,10 @@ def _command(program: pathlib.Path, data: pathlib.Path, port: int, fsync: bool) 
         "--logger": "zap",
         "--log-level": "error",
     }
-    return [str(program), *(part for flag in flags.items() for part in flag), *([] if fsync else ["--unsafe-no-fsync"])]
+    if where.tls.ca:
+        flags |= {"--trusted-ca-file": where.tls.ca, "--cert-file": where.tls.cert, "--key-file": where.tls.key}
+        flags |= {"--client-cert-auth": "true", "--listen-metrics-urls": f"http://127.0.0.1:{health}"}
+    return [str(program), *("=".join(flag) for flag in flags.items()), *([] if fsync else ["--unsafe-no-fsync"])]
 
 
 def temporary_folder(prefix: str = _FOLDER, nodes: str = ".") -> pathlib.Path:

@@ -28,7 +28,7 @@ def test_defaults() -> None:
     assert config.node.state_dir == "/s/refitd"
     assert config.hook.socket == "/run/user/1/refitd/hook.sock"
     assert config.hook.uids == config.hook.gids == ()
-    assert config.store == StoreConfig("memory://", "", "", "", "", "", 10.0, 3.0, 2.0)
+    assert config.store == StoreConfig("memory://", "", "", "", "", "", "", 10.0, 3.0, 2.0)
     assert config.metrics.listen == "127.0.0.1:9464"
     assert dataclasses.astuple(config.data) == ("127.0.0.1", 0, "", "", "auto", 4194304, "checksum")
     assert dataclasses.astuple(config.timeouts) == (2.0, 1.0, 3.0, 3.0, 15.0, 2.0, 1.0)
@@ -117,6 +117,7 @@ def test_flags_may_be_text_or_values() -> None:
         ("[hook]\nsocket = ''\n", r"hook\.socket: expected a path of 1 to 107 bytes, got 0 bytes"),
         (f"[hook]\nsocket = '/{'x' * 107}'\n", r"hook\.socket: expected a path of 1 to 107 bytes, got 108 bytes"),
         ("[metrics]\nlisten = '9464'\n", r"metrics\.listen: expected \"host:port\" or \"\", got '9464'"),
+        ("[store]\nlisten = '2379'\n", r"store\.listen: expected \"host:port\" or \"\", got '2379'"),
         ("[node]\nname = 'a/b'\n", r"node\.name: expected a name without '/', got 'a/b'"),
         ("[node]\nstate_dir = ''\n", r"node\.state_dir: expected a path"),
         ("[store]\nurl = ''\n", r"store\.url: expected a URL"),

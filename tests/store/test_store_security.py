@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pathlib
+import re
 import shutil
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -20,6 +22,7 @@ from refitd.errors import ConfigError, PermissionDenied, StoreError, StoreUnavai
 from refitd.store import CreateRevision, Deleted, DeleteOp, GetOp, Item, Put, PutOp, open_store
 from refitd.store._etcd_endpoint import etcdrpc
 from refitd.store.cluster import EtcdCluster, Tls
+from refitd.testing import free_port
 
 PASSWORD = "correct-horse-battery"
 
@@ -147,6 +150,38 @@ def test_tls_and_plain_do_not_mix(secure: EtcdCluster, path_etcd: Any, files: Fi
     with pytest.raises(StoreUnavailable, match="failed to connect"):
         store.put("k", b"")
     store.close()
+
+
+def test_a_spawned_etcd_serves_others_by_certificate_only(files: Files) -> None:
+    """An etcd of our own may serve other daemons: those with a certificate of the same authority, and nobody else."""
+    listen = f"127.0.0.1:{free_port()}"
+    tls = files.client(name="server")
+    with closing(open_store("etcd+spawn://", listen=listen, **tls)) as ours:
+        ours.put("/refitd/job/a", b"1")
+        with closing(open_store(f"etcd://{listen}", **files.client())) as other:
+            item = other.get("/refitd/job/a")
+            assert item is not None
+            assert item.value == b"1"
+        for stranger in ({}, {"ca": files("ca.pem")}):
+            other = open_store(f"etcd://{listen}", **stranger, request_timeout=1.0)
+            with closing(other), pytest.raises((Untrusted, StoreUnavailable)):
+                other.get("/refitd/job/a")
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "got"),
+    [
+        ("etcd+spawn://", {}, "got only []"),
+        ("etcd+spawn://", {"ca": "a", "cert": "b"}, "got only ['ca', 'cert']"),
+        ("etcd+spawn://", {"ca": "a", "cert": "b", "key": "c", "user": "u"}, "got only ['user', 'ca', 'cert', 'key']"),
+        ("etcd://h:1", {}, "got etcd://"),
+        ("memory://", {}, "got memory://"),
+    ],
+)
+def test_a_spawned_etcd_serves_nobody_in_clear(url: str, options: dict[str, str], got: str) -> None:
+    """store.listen wants certificates, and an etcd to spawn."""
+    with pytest.raises(ConfigError, match=rf"^store\.listen: expected .*{re.escape(got)}$"):
+        open_store(url, listen="10.0.0.1:2379", **options)
 
 
 def test_certificates_are_read_anew_after_a_refusal(secure: EtcdCluster, files: Files, tmp_path: pathlib.Path) -> None:
