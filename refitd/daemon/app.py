@@ -180,18 +180,21 @@ def _lock_node(config: Config) -> int:
 
 
 async def run(config: Config, read: Callable[[], Config] | None = None) -> int:
-    """Run until SIGTERM or SIGINT. A second signal ends the process at once. SIGHUP takes what ``read`` gives."""
+    """Run until SIGTERM or SIGINT. A second SIGINT ends the process at once. SIGHUP takes what ``read`` gives.
+
+    SIGTERM may come again: a batch system tells every process of a job, and so does the script that began it.
+    """
     daemon = Daemon(config)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    def asked() -> None:
-        if stop.is_set():
+    def asked(number: int) -> None:
+        if stop.is_set() and number == signal.SIGINT:
             sys.exit(1)
         stop.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, asked)
+        loop.add_signal_handler(number, asked, number)
     await daemon.start()
     if read:
         loop.add_signal_handler(signal.SIGHUP, daemon.reload, read)
