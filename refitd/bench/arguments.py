@@ -20,6 +20,7 @@ def make_parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         "refit", help="publish to commit: two row-shard trainers to two column-shard engines, next to gloo"
     )
     subjects.add_parser("plan", help="how long the planner takes, and how that grows")
+    subjects.add_parser("scrape", help="series and milliseconds of a scrape of a busy 8-GPU node")
     subjects.add_parser("pack", help="packing, casting and checksums, and pulls between processes on a GPU")
     refit.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where the weights are (default: cpu)")
     refit.add_argument("--transport", choices=(*TRANSPORTS, "all"), default="all", help="default: all")

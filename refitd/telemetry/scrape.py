@@ -1,23 +1,16 @@
-"""``python -m refitd.telemetry.scrape``: what a scrape of an 8-GPU node's daemon costs: series, bytes, milliseconds.
-
-The node has the facts and counts of `busy_node`: eight ranks, four jobs, and every label value used.
-"""
+"""A daemon on an 8-GPU node at its busiest: eight ranks, four jobs, every label value in use; and how many series."""
 
 from __future__ import annotations
 
-import json
-import statistics
-import sys
+import dataclasses
 import time
-import urllib.request
 
 from refitd.failpoints import PHASES
 from refitd.telemetry.collector import REQUESTS, SIDES
 from refitd.telemetry.facts import JobFacts, NodeFacts, ReplicaFacts
-from refitd.telemetry.http import MetricsServer
 from refitd.telemetry.metrics import CAUSES, CODES, LINKS, METHODS, OUTCOMES, PLANS, Metrics
 
-JOBS, GPUS, SCRAPES = 4, 8, 200
+JOBS, GPUS = 4, 8
 
 
 def busy_node() -> Metrics:
@@ -69,26 +62,25 @@ def series(metrics: Metrics) -> int:
     return sum(len(family.samples) for family in metrics.registry.collect())
 
 
-def main() -> int:
-    """Print one JSON object. ``cpu_ms``: processor time of a scrape, the client's part too, whatever else runs."""
-    metrics = busy_node()
-    server = MetricsServer("127.0.0.1", 0, metrics.registry)
-    times, body, spent = [], b"", time.process_time()
-    for _ in range(SCRAPES):
-        start = time.perf_counter()
-        with urllib.request.urlopen(server.url + "/metrics", timeout=5) as answer:  # noqa: S310 - our own address
-            body = answer.read()
-        times.append((time.perf_counter() - start) * 1e3)
-    spent = (time.process_time() - spent) / SCRAPES * 1e3
-    server.close()
-    cuts = statistics.quantiles(times, n=100)
-    found = {
-        "series": series(metrics), "bytes": len(body), "cpu_ms": round(spent, 2), "p50_ms": round(cuts[49], 2),
-        "p99_ms": round(cuts[98], 2),
+def shares() -> dict[str, int]:
+    """Series by what they come with: a ``node``, its ``bytes``, a ``job`` on a node, a ``replica``, a ``leader``."""
+    facts = busy_facts(1.0)
+    job = facts.jobs[0]
+    follower = dataclasses.replace(job, leads=False, members={}, replicas={})
+    empty = _series_of(dataclasses.replace(facts, jobs=(), replicas=()))
+    moved = GPUS * len(LINKS) * 2
+    alone = _series_of(dataclasses.replace(facts, jobs=(follower,), replicas=()))
+    with_replica = _series_of(dataclasses.replace(facts, jobs=(follower,), replicas=facts.replicas[:1]))
+    leading = _series_of(dataclasses.replace(facts, jobs=(job,), replicas=()))
+    return {
+        "node": empty - moved, "bytes": moved, "job": alone - empty, "replica": with_replica - alone,
+        "leader": leading - alone,
     }  # fmt: skip
-    sys.stdout.write(json.dumps(found) + "\n")
-    return 0
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def _series_of(facts: NodeFacts) -> int:
+    metrics = Metrics()
+    metrics.watch(lambda: facts)
+    for gpu in range(GPUS):
+        metrics.rank_came(f"engine/r{gpu}/0", gpu)
+    return series(metrics)

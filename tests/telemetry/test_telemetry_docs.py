@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import pathlib
 
-import pytest
-
-from refitd.telemetry import scrape
 from refitd.telemetry.reference import table
-from refitd.telemetry.scrape import busy_node, series
+from refitd.telemetry.scrape import busy_node, series, shares
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs"
 
@@ -27,12 +23,13 @@ def test_the_number_of_series_in_the_docs_is_counted() -> None:
     assert f"exports {number} series" in (DOCS / "dashboards.md").read_text()
 
 
-def test_the_cost_of_a_scrape_is_measured(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """The command prints series, bytes and milliseconds of real scrapes."""
-    monkeypatch.setattr(scrape, "SCRAPES", 3)
-    assert scrape.main() == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["series"] == series(busy_node())
-    assert found["bytes"] > 50_000
-    assert 0 < found["p50_ms"] <= found["p99_ms"]
-    assert found["cpu_ms"] > 0
+def test_what_a_fleet_costs_is_counted() -> None:
+    """The table of 1,000 nodes follows from the number of series that each thing comes with, and its sum is right."""
+    each, text = shares(), (DOCS / "metrics.md").read_text()
+    counts = {"node": 1000, "bytes": 1000, "job": 1000, "replica": 1024}
+    for name, count in counts.items():
+        assert f"| {each[name]} | {count:,} x {each[name]} = {count * each[name]:,} |" in text
+    total = sum(count * each[name] for name, count in counts.items()) + each["leader"]
+    assert f"| sum | | {total:,} |" in text
+    assert f"{total / 15:,.0f} samples a second" in text
+    assert f"| of a job's leader: members and replicas by state | {each['leader']} | {each['leader']} |" in text
