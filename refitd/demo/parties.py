@@ -156,6 +156,7 @@ class Replica:
                 self.hold()
                 self.ticket = message["ticket"]
                 for each in self.engines:
+                    each.taken = None
                     each.tell(do="ticket", ticket=self.ticket)
             case "failed":
                 self.failures.append(f"{engine.name}: {message['why']}")
@@ -178,8 +179,13 @@ class Replica:
         self.ledger.hold(self.name)
         self.spell += 1
         for each in self.engines:
-            each.step, each.taken = None, None
+            each.step = None
             each.tell(do="hold")
+
+    def ended(self, engine: Engine) -> None:
+        """A rank is gone, with what it had taken; what the others took under this ticket is theirs."""
+        engine.taken = None
+        self.hold()
 
     def _repeat(self, engine: Engine) -> None:
         """Give the ticket to a rank that missed it: its peers may be waiting, in the middle of a receive."""

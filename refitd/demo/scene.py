@@ -180,7 +180,7 @@ class Scene:
             client.down = True
             self.deaths.append(client.name)
         if isinstance(client, Engine):
-            self._replica(client).hold()
+            self._replica(client).ended(client)
         self.changed.set()
 
     def _replica(self, engine: Engine) -> Replica:

@@ -24,15 +24,21 @@ def refits(view: View, facts: Facts, covers: Covers) -> Iterator[Write]:
     number = publication.value.number
     for replica, reason in _whose_turn(view, facts, newest, covers):
         present = view.refits.get(replica)
-        lost = present.value.abandoned + (reason == LOST) if present and _keeps_count(view, replica, newest) else 0
+        lost = _lost_so_far(view, replica, newest, reason)
         record = Refit(newest.generation, newest.revision, publication.value.step, reason, number, lost)
         expected = present.revision if present else 0
         yield Write(f"refits/{replica}", encode(record), expected, reason, guards(view))
 
 
-def _keeps_count(view: View, replica: str, newest: PubId) -> bool:
-    refit = view.refits[replica].value
-    return refit.generation == newest.generation and not committed(view, view.lanes[replica].value, refit.id)
+def _lost_so_far(view: View, replica: str, newest: PubId, reason: str) -> int:
+    """Publications that the replica has lost since its last commit. One that has committed nothing in its present life
+    loses any that it does not reach: the lane may have turned in the middle of it."""
+    stored, lane = view.refits.get(replica), view.lanes[replica].value
+    if stored is None or stored.value.generation != newest.generation or committed(view, lane, stored.value.id):
+        return 0
+    commit = view.commits.get(replica)
+    joins = commit is None or commit.value.incarnations != lane.incarnations
+    return stored.value.abandoned + (joins or reason == LOST)
 
 
 def _whose_turn(view: View, facts: Facts, newest: PubId, covers: Covers) -> Iterator[tuple[str, str]]:
@@ -89,7 +95,7 @@ def move_on(view: View, lane: Lane, facts: Facts, newest: PubId, covers: Covers)
         waits = not served(view, lane, refit) or awaited(view, lane.replica, facts)
         return "" if waits else "the last one is applied"
     if not started(view, lane, refit):
-        return "a newer one came before the first byte"
+        return "" if _waited_for(view, lane.replica) else "a newer one came before the first byte"
     return LOST if facts.store_settled and _lost(view, lane, refit, covers) else ""
 
 
@@ -103,25 +109,39 @@ def awaited(view: View, replica: str, facts: Facts) -> str:
     """The replica that needs this one to keep its publication a little longer; empty where none does.
 
     One that has lost a publication before it had it whole would lose every one if all that hold it always moved on: the
-    first of the replicas that it reads from waits for it, for at most `HOLD_PUBLICATIONS`.
+    first that holds its present one waits for it, for at most `HOLD_PUBLICATIONS`.
     """
-    if lag(view, replica) > HOLD_PUBLICATIONS:
-        return ""
-    for other in view.memo("readers", ("lanes", "refits", "commits"), lambda: _readers(view)).get(replica, ()):
+    for other in _waiting(view).get(replica, ()):
         if other not in facts.slow and not hopeless(view, view.lanes[other].value):
             return other
     return ""
 
 
-def _readers(view: View) -> dict[str, list[str]]:
-    """Replicas that read from another, and have lost publications before: by the first that they read from."""
+def _waited_for(view: View, replica: str) -> bool:
+    return any(replica in others for others in _waiting(view).values())
+
+
+def _waiting(view: View) -> dict[str, list[str]]:
+    return view.memo("waiting", ("lanes", "refits", "commits", "publication"), lambda: _holds(view))
+
+
+def _holds(view: View) -> dict[str, list[str]]:
+    """Replicas that have lost publications before, by the one that keeps the present one for them: the first that they
+    read from, else the first that has committed it, which they turn to when the trainers' loan ends."""
     found: dict[str, list[str]] = {}
     for name, lane in view.open_lanes().items():
-        refit, first = view.refits.get(name), next((s for s in lane.sources if s.key.startswith("engine/")), None)
-        if not refit or not first or not refit.value.abandoned or committed(view, lane, refit.value.id):
+        refit = view.refits.get(name)
+        if not refit or not refit.value.abandoned or committed(view, lane, refit.value.id):
             continue
-        holder = first.key.split("/")[1]
-        commit = view.commits.get(holder)
-        if commit and commit.value.id == refit.value.id:
+        reads = [slot.key.split("/")[1] for slot in lane.sources if slot.key.startswith("engine/")]
+        holder = next((other for other in (*reads, *sorted(view.commits)) if _keeps(view, other, refit.value.id)), None)
+        if holder and holder != name:
             found.setdefault(holder, []).append(name)
     return found
+
+
+def _keeps(view: View, replica: str, publication: PubId) -> bool:
+    """Whether a replica has committed the publication, and is not so late that it should not wait any more."""
+    lane, commit = view.open_lanes().get(replica), view.commits.get(replica)
+    there = commit is not None and lane is not None and commit.value.incarnations == lane.incarnations
+    return there and commit.value.id == publication and lag(view, replica) <= HOLD_PUBLICATIONS  # type: ignore[union-attr]

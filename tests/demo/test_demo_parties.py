@@ -267,3 +267,18 @@ def test_a_wrong_command_line_is_usage(argv: list[str], capsys: pytest.CaptureFi
         parse(argv)
     assert ended.value.code == 2
     assert argv[0] in capsys.readouterr().err
+
+
+def test_what_a_rank_took_stays_taken_when_another_one_dies() -> None:
+    """The lead has the publication; the rank that ended comes back, gets the ticket again, and both serve."""
+    replica, told = engines()
+    lead, worker = replica.engines
+    replica.hear(lead, {"event": "ticket", "ticket": TICKET})
+    replica.hear(lead, {"event": "switched", "ticket": TICKET, "at": 5.0})
+    replica.ended(worker)
+    replica.hear(worker, {"event": "ready"})
+    assert told[1][-1] == {"do": "ticket", "ticket": TICKET}
+    replica.hear(worker, {"event": "switched", "ticket": TICKET, "at": 7.0})
+    assert told[0][-1] == told[1][-1] == {"do": "serve", "spell": 2}
+    replica.hear(lead, {"event": "ticket", "ticket": {**TICKET, "revision": 12}})
+    assert (lead.taken, worker.taken) == (None, None)

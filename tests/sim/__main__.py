@@ -14,7 +14,7 @@ import signal
 import sys
 from collections import Counter
 
-from .batch import Result, play_all, table, workers
+from .batch import ENOUGH, Result, play_all, short, table, workers
 
 
 def parse(text: str) -> list[int]:
@@ -32,6 +32,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--workers", type=int, default=workers())
     parser.add_argument("--story", action="store_true", help="the end of each failed seed's trace")
     parser.add_argument("--json", action="store_true", help="one object on the last line")
+    parser.add_argument("--cells", action="store_true", help=f"fail where a cell was hit less than {ENOUGH} times")
     parser.add_argument("--scale", action="store_true", help="1,024 nodes and 64 lanes: what turns cost the store")
     parser.add_argument("--nodes", type=int, default=1024, help="with --scale")
     parser.add_argument("--lanes", type=int, default=64, help="with --scale")
@@ -81,14 +82,16 @@ def batch(options: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print("stopped; so far:", file=sys.stderr)
     print(table(hits))
-    shown = ("commits", "turns", "switches", "answers", "offers RELEASED", "offers SKIPPED")
+    few = short(hits)
+    print(f"{len(few)} cells with less than {ENOUGH} hits" + (f": {'; '.join(few)}" if len(few) < 40 else ""))
+    shown = ("commits", "turns", "parked", "switches", "answers", "offers RELEASED", "offers SKIPPED")
     totals = {
         "runs": runs, "failed": [r.seed for r in failed], "faults": hits.total(), "events": events,
-        "worst_recovery_seconds": round(slowest, 2), "digests": digests.hexdigest(),
+        "short_cells": len(few), "worst_recovery_seconds": round(slowest, 2), "digests": digests.hexdigest(),
         **{key: counts[key] for key in shown},
     }  # fmt: skip
     print(json.dumps(totals) if options.json else "  ".join(f"{key} {value}" for key, value in totals.items()))
-    return 1 if failed else 0
+    return 1 if failed or (options.cells and few) else 0
 
 
 if __name__ == "__main__":

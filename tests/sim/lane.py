@@ -213,7 +213,7 @@ class SimLane:
         """A bucket's bytes, read over a while: its first half now, the rest later, then the loan word again."""
         mount = self._lender(bucket, word)
         first = execute.pack(now.program, bucket, mount.memory.arrays).copy()
-        await asyncio.sleep(self.world.bucket_seconds())
+        await asyncio.sleep(self.world.bucket_seconds(self.name))
         payload = execute.pack(now.program, bucket, mount.memory.arrays)
         payload[: payload.size // 2] = first[: payload.size // 2]
         if not self.world.plants("skip-trailer", self.mover.machine.name):

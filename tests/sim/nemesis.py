@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from .loop import Process, loop
 from .net import ETCD
+from .operations import Operator, drain, flap, join, leave, pause_job
 from .trainer import TrainerGroup
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ class Nemesis:
         self.scenario, self.world = scenario, scenario.world
         self.rng: random.Random = self.world.rng
         self.hits: Counter[tuple[str, str]] = Counter()
+        self.operator = Operator(self)
         self._undo: list[Callable[[], None]] = []
         self._watchers: list[tuple[str, asyncio.Future[str]]] = []
         self.world.etcd.on_change.append(self._changed)
@@ -360,22 +362,6 @@ def compact(self: Nemesis, lane: str) -> bool:
     return self.cut([(ETCD, machine.name)], seconds)
 
 
-def join(self: Nemesis, lane: str) -> bool:
-    """A replica comes that was not there before."""
-    return self.scenario.join()
-
-
-def leave(self: Nemesis, lane: str) -> bool:
-    """A replica goes for good, while others stay."""
-    live = [replica for replica in self.world.replicas.values() if not replica.retired]
-    if len(live) < 2 or lane not in self.world.replicas or self.world.replicas[lane].retired:
-        return False
-    replica = self.world.replicas[lane]
-    replica.retired = True
-    replica.end()
-    return True
-
-
 def release(self: Nemesis, lane: str) -> bool:
     """An engine wants its memory for itself: it lets go of it, and of what it was receiving."""
     replica = self.world.replicas.get(lane)
@@ -393,6 +379,7 @@ FAULTS: dict[str, Fault] = {
         kill_daemon, pause_daemon, pause_daemon_past_lease, pause_node, kill_node, kill_leader, pause_leader,
         partition_node, partition_halves, cut_store, cut_store_answers, cut_edge, cut_one_way, reset_edge,
         lossy, slow_node, slow_store, store_leader, store_quorum, compact, join, leave, release,
+        drain, pause_job, flap,
     )
 }  # fmt: skip
 CELLS = [(state, name) for name in FAULTS for state in STATES]

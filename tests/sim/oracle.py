@@ -93,6 +93,8 @@ class Oracle:
             self.assert_i3_generation()
         elif kind == "lanes":
             self.turns += 1
+        elif kind == "parked":
+            self.world.counts["parked"] += 1
 
     def _published(self) -> None:
         stored = self.view.publication

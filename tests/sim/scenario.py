@@ -210,15 +210,19 @@ async def chaos(scenario: Scenario, cells: list[tuple[str, str]]) -> Nemesis:
     if world.bucket_time[1] < 0.05 and rng.random() < 0.2:
         world.patience = 1.0
     scenario.build(nodes, rng.choice([1, 2, 2, 4]), some_modes(world, rng.randint(1, max(1, min(nodes - 1, 4)))))
+    idle = [cell for cell in cells if cell[0] == "idle"]
+    world.silent = bool(idle)
     scenario.start()
     supervisor = asyncio.ensure_future(scenario.supervise())
     nemesis = Nemesis(scenario)
-    if rng.random() < 0.8:
+    if not idle and rng.random() < 0.8:
         await scenario.assert_i7_converges("at the start")
-    for state, name in cells:
+    for state, name in sorted(cells, key=lambda cell: cell[0] != "idle"):  # before anything is published
+        world.silent = state == "idle"
         await nemesis.inject(state, name)
         await asyncio.sleep(rng.choice([0.0, 0.2, 1.0, 4.0]) * rng.random())
         world.check()
+    world.silent = False
     await asyncio.sleep(rng.uniform(0, 5))
     nemesis.peace()
     world.say("peace")

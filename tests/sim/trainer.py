@@ -79,6 +79,9 @@ class SimTrainer(SimClient):
         rng = self.world.rng
         await asyncio.sleep(rng.uniform(0, 0.3))
         await self.advance(loop().time() + 5.0)
+        while self.world.silent:
+            await asyncio.sleep(0.2)
+            await self.advance(loop().time() + 0.2)
         while True:
             await asyncio.sleep(self.world.train_seconds * rng.uniform(0.5, 1.5))
             step = await self.of.next_step(self.rank)

@@ -20,6 +20,7 @@ import structlog
 from refitd.config import Config, DataConfig, NodeConfig, StoreConfig
 from refitd.daemon.data import digest_of
 from refitd.daemon.job import Job
+from refitd.daemon.orders import Orders
 from refitd.daemon.requests import Requests
 from refitd.daemon.secret import Secret
 from refitd.epoch.codec import decode
@@ -110,6 +111,7 @@ class SimDaemon:
         self.jobs: dict[str, Job] = {}
         self.store = SimStore(world, machine.name)
         self.pool = SimPool(machine, self.process)
+        self.orders = self.process.run(Orders, self)
         self.requests = self.process.run(Requests, self)
         self.hook = SimHook(self)
         world.daemons.append(self)
@@ -121,6 +123,7 @@ class SimDaemon:
         if name not in self.jobs:
             store, secret, address = self.world.store_of(self), Secret(b"secret"), f"{self.machine.name}:1"
             self.jobs[name] = Job(name, self.config, store, self.pool, self.metrics, secret, address)  # type: ignore[arg-type]
+            self.jobs[name].draining.wanted = self.orders.draining
         return self.jobs[name]
 
     def find_blob(self, digest: str) -> bytes | None:
@@ -186,10 +189,12 @@ class World:
         self.bucket_bytes: dict[str, int] = {}  # of nodes that are configured otherwise than the rest
         self.on_death: list[Callable[[SimClient], None]] = []
         self.still = False  # trainers hold their last offer
+        self.silent = False  # trainers have not begun to train
         self.mixed_planners = False
         self.spawn_fails = 0.0
         self.bucket_time = (0.0005, 0.01)
         self.late_spans = 0.05  # how many of the changes that a watch tells come late, and those of other spans before
+        self.slow_lanes: dict[str, float] = {}  # seconds that reading a bucket takes in these
         self.watch_delay = 0.0  # seconds that the store gathers events for, beside the network's
         self.train_seconds, self.patience = 1.0, 10.0
 
@@ -203,8 +208,8 @@ class World:
         self._weights += 1
         return self._weights
 
-    def bucket_seconds(self) -> float:
-        return self.rng.uniform(*self.bucket_time)
+    def bucket_seconds(self, lane: str = "") -> float:
+        return self.slow_lanes.get(lane) or self.rng.uniform(*self.bucket_time)
 
     def plants(self, name: str, host: str) -> bool:
         """Whether a fault was planted on this host, to see it caught."""

@@ -31,6 +31,7 @@ class Book(Ledger):
         self.best: dict[str, Mark] = {}
         self.back: list[str] = []
         self.told: set[Mark] = set()
+        self.since: dict[str, set[Mark]] = {}  # what replicas served since somebody emptied it
         self._drawn: Drawn | None = None
 
     def expect(self, mark: Mark) -> None:
@@ -54,6 +55,7 @@ class Book(Ledger):
             return
         serving = self._serving.setdefault(replica, {})
         serving[rank] = mark
+        self.since.setdefault(replica, set()).add(mark)
         if len(set(serving.values())) > 1:
             self.torn.append(f"{replica} served {sorted(set(serving.values()))} at once")
         if mark < self.best.get(replica, mark):

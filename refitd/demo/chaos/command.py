@@ -17,7 +17,7 @@ from typing import Any
 from refitd.demo.chaos.network import sandbox_command, sandboxed
 from refitd.demo.chaos.schedule import KINDS, waves
 
-WHATS = ("faults", "points", "recovery", "soak")
+WHATS = ("faults", "points", "split", "recovery", "soak")
 MAX_BROKEN = 3  # clusters that did not even come up
 _COLUMNS = "{:22} {:>5} {:>5} {:>5} {:>5}  {:>15}  {}"
 
@@ -99,7 +99,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("what", nargs="?", choices=WHATS, default="faults", help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=1, help="of faults: which, when, and in what order")
     parser.add_argument("--faults", type=int, default=20, metavar="N", help="how many")
-    parser.add_argument("--only", default="", metavar="TEXT", help="faults, or points, whose name contains it")
+    parser.add_argument("--only", default="", metavar="TEXT", help="faults, points or cases whose name contains it")
     parser.add_argument("--signal", choices=("KILL", "STOP"), help="points: one of the two (default: both)")
     parser.add_argument("--first", type=int, default=1, metavar="NUMBER", help="begin with this wave, or point")
     parser.add_argument("--network", choices=("auto", "proxies"), default="auto", help="how nodes are cut off")
@@ -150,6 +150,10 @@ def _play(arguments: argparse.Namespace) -> int:
 
         signals = [Signals[f"SIG{arguments.signal}"]] if arguments.signal else [Signals.SIGKILL, Signals.SIGSTOP]
         return points(arguments.only, signals, arguments.first, arguments.keep_logs, arguments.hold)
+    if arguments.what == "split":
+        from refitd.demo.chaos.split import main as split
+
+        return split(arguments.only, arguments.first, arguments.keep_logs, arguments.hold)
     if arguments.what == "recovery":
         from refitd.demo.chaos.recovery import main as recovery
 

@@ -46,6 +46,19 @@ def older_checkpoint(world: World) -> End:
     return end
 
 
+def cut(network: Network, ways: Iterable[tuple[str, str]]) -> End:
+    """Cut every one of ``ways`` that the network has a switch for."""
+    made = [way for way in ways if network.can_cut(*way)]
+    for way in made:
+        network.cut(*way)
+    return _later(*[partial(network.heal, *way) for way in made])
+
+
+def both_ways(one: str, other: str) -> list[tuple[str, str]]:
+    """Both directions between two of them."""
+    return [(one, other), (other, one)]
+
+
 class Nemesis:
     """One strike on a world."""
 
@@ -68,7 +81,7 @@ class Nemesis:
                 return self._etcd(rest)
             case "drain":
                 return self._drain()
-        return self._cut(self._directions())
+        return cut(self._world.network, self._directions())
 
     # Processes.
 
@@ -89,19 +102,12 @@ class Nemesis:
 
     # The network.
 
-    def _cut(self, cuts: Iterable[tuple[str, str]]) -> End:
-        network = self._world.network
-        made = [cut for cut in cuts if network.can_cut(*cut)]
-        for cut in made:
-            network.cut(*cut)
-        return _later(*[partial(network.heal, *cut) for cut in made])
-
     def _directions(self) -> list[tuple[str, str]]:
         kind, victim = self.strike.kind, self.strike.victim
         if kind == "two nodes apart":
-            return _both_ways(*victim.split("|"))
+            return both_ways(*victim.split("|"))
         others = MEMBERS if kind == "node without etcd" else (*NODES, *MEMBERS)
-        both = [cut for other in others for cut in _both_ways(victim, other)]
+        both = [way for other in others for way in both_ways(victim, other)]
         if kind == "node not heard":
             return both[::2]
         return both[1::2] if kind == "node hears nothing" else both
@@ -131,7 +137,8 @@ class Nemesis:
                 for i in others:
                     etcd.freeze(i)
                 return _later(*[partial(etcd.thaw, i) for i in others])
-        return self._cut(cut for other in (*NODES, *MEMBERS) for cut in _both_ways(MEMBERS[leader], other))
+        ways = [way for other in (*NODES, *MEMBERS) for way in both_ways(MEMBERS[leader], other)]
+        return cut(self._world.network, ways)
 
     # Planned.
 
@@ -148,10 +155,6 @@ class Nemesis:
             await asyncio.to_thread(ask, "drain", socket, cancel=True)
 
         return end
-
-
-def _both_ways(one: str, other: str) -> list[tuple[str, str]]:
-    return [(one, other), (other, one)]
 
 
 def _later(*undo: Callable[[], None]) -> End:

@@ -80,9 +80,9 @@ class Session:
         undone = time.monotonic()
         if outcome.quiet:
             outcome.why += await self._quiet_end(undone)
-        outcome.why += await self._fresh()
+        outcome.why += await self.assert_i7_fresh()
         outcome.recovery = round(time.monotonic() - undone, 2)
-        self._judge(outcome)
+        self.judge(outcome)
 
     async def _strike(self, strike: Strike, begun: asyncio.Event) -> None:
         nemesis = Nemesis(self.world, strike)
@@ -140,23 +140,28 @@ class Session:
         told = max(self.book.told, default=Mark(0, 0))
         if reached is None and told == world.newest and world.holders(told):
             why.append(
-                f"in silence not all reached {tuple(told)}, which {world.holders(told)} hold: {world.describe()}"
+                f"I7: in silence not all reached {tuple(told)}, which {world.holders(told)} hold: {world.describe()}"
             )
         self.world.publishing.set()
         return why
 
-    async def _fresh(self) -> list[str]:
+    async def assert_i7_fresh(self) -> list[str]:
         """Whoever lives must reach a publication that began after the last fault's end."""
         began = self.world.newest
         seconds = await self.world.reaches(lambda: Mark(began.run, began.step + 1), CONVERGE_SECONDS)
-        return [] if seconds is not None else [f"not all reached {began.run, began.step + 1}: {self.world.describe()}"]
+        return (
+            [] if seconds is not None else [f"I7: not all reached {began.run, began.step + 1}: {self.world.describe()}"]
+        )
 
-    def _judge(self, outcome: Outcome) -> None:
+    def judge(self, outcome: Outcome) -> None:
+        """What the book and the processes say: I1, I3, I9, and nothing lost."""
         book, world = self.book, self.world
         lost = book.lost(replica.name for replica in world.live)
         outcome.torn, outcome.lost, outcome.back = len(book.torn), len(lost), len(book.back)
-        outcome.why += [f"torn: {line}" for line in book.torn[:3]] + [f"went back: {line}" for line in book.back[:3]]
-        outcome.why += [f"lost: {tuple(mark)}" for mark in lost[:3]] + [f"{name} died" for name in world.scene.dead()]
+        outcome.why += [f"I1: {line}" for line in book.torn[:3]] + [f"I3: {line}" for line in book.back[:3]]
+        outcome.why += [f"lost: {tuple(mark)}" for mark in lost[:3]] + [
+            f"I9: {name} died" for name in world.scene.dead()
+        ]
 
     async def stop(self) -> None:
         await self.world.stop()
