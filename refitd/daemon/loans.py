@@ -12,6 +12,7 @@ from refitd.epoch.codec import encode
 from refitd.epoch.records import Offer, Offers, PubId, ReportRecord
 from refitd.epoch.release import RELEASED, joined, loan
 from refitd.epoch.reports import assess
+from refitd.store import ModRevision
 
 if TYPE_CHECKING:
     from refitd.daemon.job import Job
@@ -26,6 +27,7 @@ class Loans:
         self._job = job
         self._publications: dict[Offer, PubId] = {}
         self._quorums: dict[Offer, int] = {}
+        self._ended: dict[Offer, str] = {}  # why those that were never published ended
         self._log = structlog.get_logger().bind(job=job.job, node=job.node)
 
     def open(self, rank: LocalRank, seq: int, step: int, word: int) -> None:
@@ -41,6 +43,7 @@ class Loans:
     def _forget(self, offer: Offer) -> None:
         self._publications.pop(offer, None)
         self._quorums.pop(offer, None)
+        self._ended.pop(offer, None)
 
     def withdraw(self, rank: LocalRank, seq: int, reason: str) -> None:
         """The trainer took its memory back; it has changed its loan word before it said so."""
@@ -50,14 +53,20 @@ class Loans:
             self._job.poke()
 
     async def publish(self) -> None:
-        """Bring ``offers/<node>`` up to date. Raises StoreError."""
+        """Bring ``offers/<node>`` up to date. Raises StoreError.
+
+        Written only under the generation that we know of: a daemon or a trainer that slept through the end of its run
+        is refused by the store, learns of the new run, and then by us.
+        """
         agreement = self._job.agreement
         mine = [rank.offer.offer for rank in self._job.ranks.values() if rank.offer]
         record = Offers(tuple(sorted(mine, key=lambda offer: offer.key)))
         present = agreement.view.offers.get(self._job.node)
         if (present.value if present else Offers(())) != record and self._job.membership.joined:
             key = f"offers/{self._job.node}"
-            await agreement.write(key, encode(record), present.revision if present else 0, leased=True)
+            known = ModRevision(agreement.compare_path("generation"), agreement.view.revision_of("generation"))
+            if not await agreement.write(key, encode(record), agreement.view.revision_of(key), True, [known]):
+                self._log.warning("offers_refused", reason="the generation, or our record, has changed meanwhile")
 
     def settle(self) -> None:
         """End the loans whose time has come, and send the reports that are there."""
@@ -83,6 +92,8 @@ class Loans:
             session, seq = rank.session, local.offer.seq
             session.event("released", seq=seq, outcome=verdict.outcome, reason=verdict.reason)
             if verdict.outcome != RELEASED:
+                self._ended[local.offer] = verdict.reason
+                self._log.warning("offer_skipped", rank=rank.key, step=local.offer.step, reason=verdict.reason)
                 self._job.metrics.refit("skipped")
             self._job.poke()
 
@@ -106,7 +117,8 @@ class Loans:
             return as_message(ReportRecord(0, 0, 0, (), {}, "nothing is known of this publish")) if close else None
         publication = self._publications.get(offer)
         if publication is None:
-            return as_message(ReportRecord(0, 0, offer.step, (), {}, "it was never published")) if close else None
+            why = f"it was never published: {self._ended[offer]}" if offer in self._ended else "it was never published"
+            return as_message(ReportRecord(0, 0, offer.step, (), {}, why)) if close else None
         stored = self._stored(offer)
         view, why = self._job.agreement.view, f"{rank.key} stopped waiting"
         known = assess(view, publication, why)

@@ -33,7 +33,9 @@ class Client:
     ready: bool = False
     down: bool = False
     lives: int = 0
+    past: list[Message] = field(default_factory=list)  # what lives before this one have said since it began
     _sock: socket.socket | None = None
+    _before: socket.socket | None = None
     _pump: asyncio.Task[None] | None = None
 
     @property
@@ -47,7 +49,7 @@ class Client:
 
     def attach(self, pid: int, sock: socket.socket, on_message: OnMessage, on_end: Callable[[Client], None]) -> None:
         """Begin a life as process ``pid`` with ``sock`` to talk to it."""
-        self.pid, self._sock, self.ready, self.down = pid, sock, False, False
+        self.pid, self._before, self._sock, self.ready, self.down = pid, self._sock, sock, False, False
         self.lives += 1
         sock.setblocking(False)
         self._pump = asyncio.create_task(self._read(sock, on_message, on_end))
@@ -59,7 +61,10 @@ class Client:
                 while data := await loop.sock_recv(sock, 1 << 16):
                     decoder.feed(data)
                     while (frame := decoder.pop()) is not None:
-                        on_message(self, frame[0])
+                        if self._sock is sock:
+                            on_message(self, frame[0])
+                        else:
+                            self.past.append(frame[0])
             except ConnectionError:
                 pass
         if self._sock is sock:
@@ -73,6 +78,11 @@ class Client:
                 self._sock.send(encode(command))
             except OSError:
                 self.ready = False
+
+    def tell_before(self, **command: Any) -> None:
+        """Send a command to the life before this one, where that was left standing still."""
+        if self._before is not None:
+            self._before.send(encode(command))
 
     async def close(self) -> None:
         """Hang up and wait for the pump."""

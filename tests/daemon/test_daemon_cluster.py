@@ -114,7 +114,7 @@ def test_a_paused_job_skips_offers_with_the_reason_and_resume_goes_on(nodes: Dae
             "the job is paused: the network is repaired",
         )
         report = offer.committed(timeout=SECONDS)
-        assert (report.committed, report.closed) == ([], "it was never published")
+        assert (report.committed, report.closed) == ([], f"it was never published: {offer.reason}")
         assert (serving.pending(wait=0.5), serving.publication) == (None, served)
         shown = replica(nodes["a"], "pause", "ra")
         assert (shown["ready"], shown["lag"], shown["why"]) == (True, 0, "")

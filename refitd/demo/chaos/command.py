@@ -14,6 +14,7 @@ from pathlib import Path
 from signal import Signals
 from typing import Any
 
+from refitd.demo.chaos.journal import Journal
 from refitd.demo.chaos.network import sandbox_command, sandboxed
 from refitd.demo.chaos.schedule import KINDS, waves
 
@@ -105,6 +106,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--network", choices=("auto", "proxies"), default="auto", help="how nodes are cut off")
     parser.add_argument("--keep-logs", type=Path, metavar="DIR", help="logs of clusters that failed")
     parser.add_argument("--record", type=Path, metavar="FILE", help="write the result there, with the commit")
+    parser.add_argument(
+        "--journal", type=Path, metavar="FILE", help="points, split: leave out what FILE says has passed"
+    )
     parser.add_argument("--runs", type=int, default=20, help="of recovery: how often each case")
     parser.add_argument("--turns", type=int, default=1000, help="of soak")
     parser.add_argument("--hold", type=Path, metavar="FILE", help="rest, between two faults, while this file is there")
@@ -129,14 +133,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.what == "recovery":
         return _recovery(arguments)
     began, tally = time.monotonic(), Tally(arguments.seed)
-    first = arguments.first
+    first, journal, commit = arguments.first, Journal(arguments.journal), _commit()
     while not tally.done and len(tally.broken) < MAX_BROKEN:
         for line in _session(arguments, first):
             first = _take(tally, line, first)
+            if "wave" in line:
+                journal.note(line, commit)
     seconds = time.monotonic() - began
     table = tally.table() if arguments.what == "faults" else _points_table(tally)
     print(table)
     result = tally.to_json(seconds) | ({} if arguments.what == "faults" else {"points": tally.points})
+    if arguments.journal:
+        result["passed"] = len(journal.passed)
     if arguments.record:
         arguments.record.write_text(json.dumps({"commit": _commit(), **result}, indent=1) + "\n")
     print(json.dumps(result))
@@ -145,15 +153,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _play(arguments: argparse.Namespace) -> int:
     """In the process of one cluster."""
+    passed = Journal(arguments.journal).passed
     if arguments.what == "points":
         from refitd.demo.chaos.points import main as points
 
         signals = [Signals[f"SIG{arguments.signal}"]] if arguments.signal else [Signals.SIGKILL, Signals.SIGSTOP]
-        return points(arguments.only, signals, arguments.first, arguments.keep_logs, arguments.hold)
+        return points(arguments.only, signals, arguments.first, arguments.keep_logs, arguments.hold, passed)
     if arguments.what == "split":
         from refitd.demo.chaos.split import main as split
 
-        return split(arguments.only, arguments.first, arguments.keep_logs, arguments.hold)
+        return split(arguments.only, arguments.first, arguments.keep_logs, arguments.hold, passed)
     if arguments.what == "recovery":
         from refitd.demo.chaos.recovery import main as recovery
 
@@ -182,7 +191,7 @@ def _recovery(arguments: argparse.Namespace) -> int:
 
 
 def _points_table(tally: Tally) -> str:
-    reached = "\n".join(f"{role:8} {name:34} {how}" for role, name, how in tally.points)
+    reached = "\n".join(f"{who:12} {name:34} {how}" for who, name, how in tally.points)
     rows = [f"{name:34} {row.runs:4} runs  {len(row.failed)} failed  worst {row.worst:.1f} s  {'; '.join(row.failed)}"
             for name, row in tally.rows().items()]  # fmt: skip
     return "\n".join([reached, *rows])
@@ -210,6 +219,7 @@ def _session(arguments: argparse.Namespace, first: int) -> Iterator[dict[str, An
     command += ["--faults", str(arguments.faults), "--only", arguments.only, "--first", str(first)]
     command += ["--runs", str(arguments.runs)]
     command += ["--hold", str(arguments.hold)] if arguments.hold else []
+    command += ["--journal", str(arguments.journal)] if arguments.journal else []
     if arguments.keep_logs:
         command += ["--keep-logs", str(arguments.keep_logs / f"seed-{arguments.seed}-from-{first}")]
     environ, sandbox = dict(os.environ), sandbox_command() if arguments.network == "auto" else None

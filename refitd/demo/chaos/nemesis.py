@@ -8,16 +8,20 @@ from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from signal import Signals
 
+from refitd.demo.chaos.book import Mark
 from refitd.demo.chaos.brake import Brake
 from refitd.demo.chaos.network import MEMBERS, Network
 from refitd.demo.chaos.schedule import NODES, Strike
-from refitd.demo.chaos.world import World
+from refitd.demo.chaos.world import RELEASE_SECONDS, World
 from refitd.demo.cluster import kill, movers
 from refitd.demo.faults import Targets, restart
+from refitd.demo.parties import until
 from refitd.hook.admin import ask
 
 End = Callable[[], Awaitable[None]]
 DRAIN_SECONDS = 20.0
+WAKE_SECONDS = 30.0
+OLD_STEPS = 1000  # ahead of what anybody else publishes
 
 
 def send(world: World, number: Signals, targets: Targets) -> End:
@@ -59,6 +63,45 @@ def both_ways(one: str, other: str) -> list[tuple[str, str]]:
     return [(one, other), (other, one)]
 
 
+def old_trainers_wake(world: World) -> End:
+    """All trainers stand still while a new run begins in their place; then they wake, publish, and are refused."""
+    trainers = world.scene.trainers
+    old = [trainer.pid for trainer in trainers]
+    for pid in old:
+        kill(pid, Signals.SIGSTOP)
+    Targets("all trainers", clients=list(trainers)).mark(down=True)
+    world.next_run()
+    step = world.step + OLD_STEPS
+
+    async def end() -> None:
+        await asyncio.gather(*(world.revive(trainer) for trainer in trainers))
+        began = world.newest
+        led = await world.reaches(lambda: Mark(began.run, began.step + 1), WAKE_SECONDS)
+        for pid in old:
+            kill(pid, Signals.SIGCONT)
+        for trainer in trainers:
+            trainer.past.clear()
+            trainer.tell_before(do="step", step=step, release=RELEASE_SECONDS, commit=1.0)
+        said = await _answers(world, step)
+        for pid in old:
+            kill(pid, Signals.SIGKILL)
+        if led is None or said != ["SKIPPED"] * len(trainers):
+            raise AssertionError(f"I3: an old run's publish ended {said}; the new run was {'' if led else 'not '}there")
+
+    return end
+
+
+async def _answers(world: World, step: int) -> list[str]:
+    """What became of the old trainers' publish of ``step``, as far as they say within a while."""
+
+    def outcomes() -> list[str]:
+        past = [message for trainer in world.scene.trainers for message in trainer.past]
+        return [m["outcome"] for m in past if m["event"] == "released" and m["step"] == step]
+
+    await until(lambda: len(outcomes()) == len(world.scene.trainers), world.scene.changed, WAKE_SECONDS)
+    return outcomes()
+
+
 class Nemesis:
     """One strike on a world."""
 
@@ -77,6 +120,8 @@ class Nemesis:
                 return self._signal(Signals.SIGSTOP, self._targets(rest))
             case "older":
                 return older_checkpoint(self._world)
+            case "old":
+                return old_trainers_wake(self._world)
             case "etcd":
                 return self._etcd(rest)
             case "drain":
@@ -144,10 +189,12 @@ class Nemesis:
 
     def _drain(self) -> End:
         socket = str(self._scene.cluster.daemons[self.strike.victim].socket)
-        ask("drain", socket, cancel=False)
+        # In a thread: the daemon may stand at a failpoint, and wait for this loop.
+        begun = asyncio.ensure_future(asyncio.to_thread(ask, "drain", socket, cancel=False))
 
         async def end() -> None:
             deadline = time.monotonic() + DRAIN_SECONDS
+            await begun
             while not (await asyncio.to_thread(ask, "drain", socket, cancel=False))["drained"]:
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"node {self.strike.victim} was not drained within {DRAIN_SECONDS:g} s")

@@ -2,7 +2,7 @@
 
 A clean run, with the disturbances that some points need, lists every point that a process passes before it has an
 effect on another: who passes it, and its name. Then each of them is struck, once with SIGKILL and once with SIGSTOP
-past the lease, in the process that passes it, while it waits there; and all must be well again.
+(a daemon past its lease), in the process that passes it, while it waits there; and all must be well again.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict
 from pathlib import Path
 from signal import Signals
@@ -24,7 +24,7 @@ from refitd.demo.faults import Targets
 
 CALM_SECONDS = 4.0  # what a disturbance is given to show its points
 REACH_SECONDS = 12.0
-MOVER_SECONDS = 5.0  # a paused mover is replaced long before its daemon's lease would end
+STILL_SECONDS = 5.0  # of a mover or a client, which has no lease: its deadlines are shorter
 DOWN_SECONDS = 1.0
 
 
@@ -63,6 +63,11 @@ DISTURBANCES: dict[str, Callable[[World], End]] = {
     "daemon c dies": _daemon("c"),
     "daemon b dies": _daemon("b"),
 }
+
+
+def case_name(point: Point, signal: Signals) -> str:
+    """What a journal calls a signal at a point."""
+    return f"{signal.name} {' '.join(point)}"
 
 
 class Points:
@@ -107,7 +112,7 @@ class Points:
     async def strike(self, number: int, point: Point, signal: Signals) -> Outcome:
         """Hit the process that passes ``point`` there, and see that all is well again."""
         told = {"kind": f"{signal.name} at a point", "victim": " ".join(point), "phase": self.found[point]}
-        outcome = Outcome(number, [told], quiet=False)
+        outcome = Outcome(number, [told], quiet=False, name=case_name(point, signal))
         self._armed.write_text(point.name.removeprefix("effect:"))
         await self._session.suffer([self._hit(point, signal), self._disturb(self.found[point])], outcome)
         return outcome
@@ -125,17 +130,19 @@ class Points:
             if not fact["pid"]:
                 raise TimeoutError(f"nobody passed {' '.join(point)} within {REACH_SECONDS:g} s")
             targets = self._owner(fact["pid"])
-            return send(self._world, signal, targets), bool(targets.movers)
+            return send(self._world, signal, targets), bool(targets.daemons)
 
-        end, mover = await self._session.at(wanted, act, REACH_SECONDS)
+        end, leased = await self._session.at(wanted, act, REACH_SECONDS)
         self._armed.write_text("")
-        stopped = MOVER_SECONDS if mover else STOPPED
-        await asyncio.sleep(DOWN_SECONDS if signal is Signals.SIGKILL else stopped)
+        await asyncio.sleep(DOWN_SECONDS if signal is Signals.SIGKILL else STOPPED if leased else STILL_SECONDS)
         await end()
 
 
-def main(only: str, signals: list[Signals], first: int, logs: Path | None, hold: Path | None) -> int:
-    """Strike every point whose role and name contain ``only``, from number ``first`` on, until one fails."""
+def main(
+    only: str, signals: list[Signals], first: int, logs: Path | None, hold: Path | None, passed: Collection[str] = ()
+) -> int:
+    """Strike every point whose role and name contain ``only``, from number ``first`` on, until one fails; those whose
+    names have ``passed`` are left out."""
     handle, armed = tempfile.mkstemp(prefix="refitd-effects-")
     os.close(handle)
     os.environ["REFITD_EFFECTS"] = armed
@@ -147,7 +154,7 @@ def main(only: str, signals: list[Signals], first: int, logs: Path | None, hold:
         say({"points": [[*point, points.found[point]] for point in chosen]})
         cases = [(point, signal) for signal in signals for point in chosen]
         for number, case in enumerate(cases, 1):
-            if number >= first:
+            if number >= first and case_name(*case) not in passed:
                 await rest(session, hold)
                 outcome = await points.strike(number, *case)
                 say(asdict(outcome))

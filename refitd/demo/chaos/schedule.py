@@ -53,6 +53,7 @@ KINDS = (
     Kind("etcd quorum lost", ("etcd",), (3.0, 8.0, STOPPED)),
     Kind("etcd slow disk", ("etcd",), (8.0,), phases=False),
     Kind("older checkpoint", ("sources",), _SOON),
+    Kind("old trainers wake", ("sources",), _SOON),
     Kind("drain", ("c", "d"), (2.0,), phases=False),
 )
 

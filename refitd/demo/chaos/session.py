@@ -46,6 +46,7 @@ class Outcome:
     lost: int = 0
     back: int = 0
     why: list[str] = field(default_factory=list)
+    name: str = ""  # of a case, in a journal
 
 
 class Session:

@@ -13,7 +13,7 @@ import asyncio
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -152,7 +152,7 @@ class Split:
     async def strike(self, number: int, case: Case) -> Outcome:
         """One fault in one publication; what became of it."""
         told = {"kind": f"{case.replica}: {case.fault}", "victim": case.party, "phase": case.point}
-        outcome, world = Outcome(number, [told], quiet=True), self.world
+        outcome, world = Outcome(number, [told], quiet=True, name=", ".join(case)), self.world
         before, cast = await self._calm(), await self._cast(case.replica)
         world.book.since.clear()
         hit = asyncio.create_task(self._hit(case, cast))
@@ -232,8 +232,9 @@ def _window(seen: list[Fact], replica: str, cast: Cast) -> list[tuple[str, str]]
     return list(dict.fromkeys(point for point in found if point[0]))
 
 
-def main(only: str, first: int, logs: Path | None, hold: Path | None) -> int:
-    """All cases whose words contain ``only``, from number ``first`` on, until one fails."""
+def main(only: str, first: int, logs: Path | None, hold: Path | None, passed: Collection[str] = ()) -> int:
+    """All cases whose words contain ``only``, from number ``first`` on, until one fails; those whose names have
+    ``passed`` are left out."""
     handle, armed = tempfile.mkstemp(prefix="refitd-effects-")
     os.close(handle)
     os.environ["REFITD_EFFECTS"] = armed
@@ -242,10 +243,10 @@ def main(only: str, first: int, logs: Path | None, hold: Path | None) -> int:
         split = Split(session, Path(armed))
         for replica in REPLICAS:
             await split.look(replica)
-        chosen = [case for case in split.cases() if only in " ".join(case)]
+        chosen = [case for case in split.cases() if only in ", ".join(case)]
         say({"points": [[replica, *point] for replica, points in split.points.items() for point in points]})
         for number, case in enumerate(chosen, 1):
-            if number >= first:
+            if number >= first and ", ".join(case) not in passed:
                 await rest(session, hold, publish=False)
                 outcome = await split.strike(number, case)
                 say(asdict(outcome))
