@@ -14,12 +14,12 @@ from refitd.hook.memfd import create_document
 
 TRAINER, THIRD = "trainer/run/0", "engine/r0/2"
 FOUR = (TRAINER, *ENGINES, THIRD)
-BUCKETS, ROW = 64, 1 << 16
+BUCKETS, ROW = 32, 1 << 20  # more than sockets take for a reader that stands still
 LIMIT = 30.0  # seconds that a survivor may take to say so
 
 
 def broadcast(*engines: str, digest: str = "d" * 32) -> Sketch:
-    """4 MiB from one trainer to each engine, in buckets of 64 KiB."""
+    """32 MiB from one trainer to each engine, in buckets of 1 MiB."""
     sketch = Sketch([(key, "w", "uint8", BUCKETS * ROW) for key in (TRAINER, *engines)], digest)
     for n in range(BUCKETS):
         for engine in engines:
