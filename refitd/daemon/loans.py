@@ -59,13 +59,15 @@ class Loans:
         is refused by the store, learns of the new run, and then by us.
         """
         agreement = self._job.agreement
-        mine = [rank.offer.offer for rank in self._job.ranks.values() if rank.offer]
+        known = agreement.view.generation
+        past = known.value.past if known else ()
+        mine = [rank.offer.offer for rank in self._job.ranks.values() if rank.offer and rank.session.group not in past]
         record = Offers(tuple(sorted(mine, key=lambda offer: offer.key)))
         present = agreement.view.offers.get(self._job.node)
         if (present.value if present else Offers(())) != record and self._job.membership.joined:
             key = f"offers/{self._job.node}"
-            known = ModRevision(agreement.compare_path("generation"), agreement.view.revision_of("generation"))
-            if not await agreement.write(key, encode(record), agreement.view.revision_of(key), True, [known]):
+            guard = ModRevision(agreement.compare_path("generation"), agreement.view.revision_of("generation"))
+            if not await agreement.write(key, encode(record), agreement.view.revision_of(key), True, [guard]):
                 self._log.warning("offers_refused", reason="the generation, or our record, has changed meanwhile")
 
     def settle(self) -> None:

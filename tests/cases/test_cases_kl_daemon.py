@@ -56,7 +56,8 @@ def test_k6_what_an_engine_refuses_releases_the_sender_and_the_others_commit(dae
         assert offer.released(timeout=SECONDS) is RELEASED
         report = offer.committed(timeout=SECONDS)
         assert report.committed == ["r0"]
-        assert "tensor t5: expected shape (8, 4) as trainer/run0/0 reports, got shape (8, 5)" in report.missing["r1"]
+        assert "tensor t5: expected shape (8, 4) as " in report.missing["r1"]
+        assert "got shape (8, 5)" in report.missing["r1"]
         assert (bad.pending(), bad.dirty, bad.publication) == (None, False, None)
 
 
