@@ -28,14 +28,15 @@ SECONDS, JOB = 60.0, "old"
 LAYOUT = split_layout({"w": ((64,), "float32")}, 0, 1)
 SLEEPER = """
 import json, sys
-import numpy as np
-from refitd import connect_trainer
+from refitd import connect_trainer, shared_empty
 from refitd.testing import split_layout
 trainer = connect_trainer("old", "run0", 0, 1, sys.argv[1])
 trainer.plan_seconds = 60.0
 trainer.register(split_layout({"w": ((64,), "float32")}, 0, 1))
+memory = shared_empty((64,), "float32")  # read where it is: a copy would be RELEASED at once
 for line in sys.stdin:
-    offer = trainer.publish(int(line), {"w": np.full(64, int(line), np.float32)})
+    memory[:] = int(line)
+    offer = trainer.publish(int(line), {"w": memory})
     outcome = offer.released(timeout=60.0)
     report = offer.committed(timeout=60.0)
     print(json.dumps([str(outcome), offer.reason, report.closed]), flush=True)
