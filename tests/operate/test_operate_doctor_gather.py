@@ -9,18 +9,20 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from fake_nvml import FakeNvml
 
 from refitd.cli import main
 from refitd.config import load
-from refitd.errors import DeviceError
+from refitd.errors import DeviceError, PermissionDenied
 from refitd.hook.wire import Connection
 from refitd.operate.doctor import gather, share
 from refitd.operate.doctor.contact import reach
 from refitd.operate.doctor.facts import ANSWERS, FORBIDDEN, NO_DAEMON, SILENT, Daemon, Sharing, StoreFacts
+from refitd.store import spawn_etcd
 from refitd.testing import LocalDaemon
 
 NAMES = [
@@ -132,6 +134,22 @@ def test_an_etcd_that_is_away_is_a_fact(tmp_path: Path) -> None:
     secret = {"store.url": "etcd://127.0.0.1:1", "store.user": "a", "store.password_file": str(tmp_path / "none")}
     assert gather.probe_store(load(environ=environ, overrides=secret)).kind == "ConfigError"
     assert gather.probe_store(load(environ=environ)) == StoreFacts("memory://")
+
+
+def test_an_etcd_that_answers_is_timed() -> None:
+    """A real one; also for a user who may not read the key that is asked for."""
+    etcd = spawn_etcd(prefer="distro")
+    try:
+        found = gather.probe_store(load(environ={"HOME": "/"}, overrides={"store.url": etcd.url}))
+    finally:
+        etcd.stop()
+    assert (found.url, found.kind, found.detail) == (etcd.url, "", "")
+    assert 0 < found.seconds < 60
+
+    def denied(key: str) -> None:
+        raise PermissionDenied(key)
+
+    gather._read_from(cast("Any", SimpleNamespace(get=denied)))
 
 
 def test_a_child_reads_our_memory() -> None:
