@@ -25,18 +25,19 @@ def add_parsers(subparsers: Subparsers) -> None:
         "--interval", metavar="SECONDS", type=_pause_seconds, default=TOP_SECONDS, help=f"default {TOP_SECONDS:g}"
     )
     top.set_defaults(command=commands.top)
-    doctor = _add(subparsers, "doctor", "whether this node is fit for refits, and what to do where it is not")
+    words = "whether this node is fit for refits, and what to do where it is not"
+    doctor = _add(subparsers, "doctor", words, why="whose store, socket and links are examined")
     doctor.add_argument("--strict", action="store_true", help="status 1 for warnings, too")
     doctor.set_defaults(command=commands.doctor)
     pause = _add(subparsers, "pause", "begin no new refit of a job; what runs ends, engines serve")
-    pause.add_argument("job", metavar="JOB", type=_job)
+    pause.add_argument("job", metavar="JOB", type=_job, help="name of the job")
     pause.add_argument("--reason", metavar="TEXT", default="", help="told to trainers and shown by status")
     pause.set_defaults(command=commands.pause)
     resume = _add(subparsers, "resume", "undo a pause")
-    resume.add_argument("job", metavar="JOB", type=_job)
+    resume.add_argument("job", metavar="JOB", type=_job, help="name of the job")
     resume.set_defaults(command=commands.resume)
     limit = _add(subparsers, "limit", "cap what each node sends over the network for a job")
-    limit.add_argument("job", metavar="JOB", type=_job)
+    limit.add_argument("job", metavar="JOB", type=_job, help="name of the job")
     limit.add_argument("rate", metavar="RATE", type=_rate, help=EXAMPLES)
     limit.set_defaults(command=commands.limit)
     drain = _add(subparsers, "drain", "take this node out of every lane, then say so")
@@ -48,10 +49,10 @@ def add_parsers(subparsers: Subparsers) -> None:
     drain.set_defaults(command=commands.drain)
 
 
-def _add(subparsers: Subparsers, name: str, words: str) -> argparse.ArgumentParser:
+def _add(subparsers: Subparsers, name: str, words: str, why: str = "to find its socket") -> argparse.ArgumentParser:
     parser = subparsers.add_parser(name, help=words, description=words[0].upper() + words[1:] + ".")
     parser.add_argument("--socket", metavar="PATH", help="hook socket (default: as the daemon's)")
-    parser.add_argument("--config", metavar="FILE", help="the daemon's TOML file, to find its socket")
+    parser.add_argument("--config", metavar="FILE", help=f"the daemon's TOML file, {why}")
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line of stdout")
     return parser
 
