@@ -134,6 +134,14 @@ class DeviceError(RefitdError):
         self.call, self.status = call, status
 
 
+class CommunicatorError(RefitdError):
+    """A communicator failed: ``call`` ended with ``status``, or did not end in time."""
+
+    def __init__(self, call: str, status: str) -> None:
+        super().__init__(f"{call}: {status}")
+        self.call, self.status = call, status
+
+
 class DaemonUnavailable(RefitdError):
     """No refitd daemon answers at the socket."""
 

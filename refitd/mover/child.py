@@ -23,6 +23,7 @@ from refitd.plan.program import SENT, Program
 
 if TYPE_CHECKING:
     from refitd.mover.cuda.mounts import Devices
+    from refitd.mover.nccl.transport import Group
 
 
 class Mover:
@@ -117,7 +118,8 @@ class Mover:
         connect, accept = parse_connect(message), message["accept"]
         timeout = message.get("timeout", 10.0)
         warm = self._warm(message.get("device"), program)
-        lane = Lane(facts, program, self._memories, self._send, connect, accept, timeout, self._limit, warm)
+        group = self._group(message)
+        lane = Lane(facts, program, self._memories, self._send, connect, accept, timeout, self._limit, warm, group)
         self._lanes[name] = lane
         lane.start()
         for src, sock in self._early.pop((name, token), ()):
@@ -129,6 +131,15 @@ class Mover:
         if uuid is None or all(bucket.link in SENT for bucket in program.receives()):
             return None
         return lambda done: self._on_devices().warm(uuid, program, done)
+
+    def _group(self, message: Message) -> Group | None:
+        """The communicator that the daemon wants for the lane's network edges; without one they go by TCP."""
+        if (said := message.get("nccl")) is None:
+            return None
+        from refitd.mover.nccl.transport import Group
+
+        uuid, host = message.get("device"), said["host"]
+        return Group(tuple(said["ranks"]), lambda: self._on_devices().nccl(uuid, host))
 
     def _edge(self, message: Message, fds: list[int]) -> None:
         if len(fds) != 1:

@@ -35,6 +35,7 @@ _WORDS = FieldKind(
 _ATTEMPT = FieldKind("an integer from 1", lambda value: COUNT.test(value) and value > 0)
 _VERIFY = FieldKind("trailer or reread", lambda value: value in ("trailer", "reread"))
 DEVICE_OR_UUID = FieldKind("a UUID, or memory on a device, or null", lambda v: v is None or isinstance(v, str | dict))
+_NCCL = FieldKind("ranks of a communicator and a host", lambda v: isinstance(v, dict), {"ranks": _ACCEPT, "host": TEXT})
 _LANE: Fields = {"lane": TEXT, "token": COUNT}
 
 COMMANDS: Mapping[str, Fields] = {
@@ -51,7 +52,7 @@ COMMANDS: Mapping[str, Fields] = {
 }
 _OPTIONAL: Fields = {
     "device": DEVICE_OR_UUID, "timeout": SECONDS, "progress_timeout": SECONDS, "neighbour_timeout": SECONDS,
-    "verify": _VERIFY,
+    "verify": _VERIFY, "nccl": _NCCL,
 }  # fmt: skip
 
 

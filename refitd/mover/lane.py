@@ -6,7 +6,7 @@ import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from refitd.hook.wire import Message
 from refitd.mover.board import Board, LaneFacts
@@ -19,6 +19,9 @@ from refitd.mover.transport.tcp import Address, TcpTransport
 from refitd.mover.watch import PROGRESS_SECONDS, RoundWatch, state_of
 from refitd.plan.program import Program
 
+if TYPE_CHECKING:
+    from refitd.mover.nccl.transport import Group, NcclTransport
+
 IDLE_GRACE_SECONDS = 0.25  # peers of a lane that turns do not all hang up at the same moment
 NOTHING: Mapping[str, Any] = MappingProxyType({"attempt": 0, "verified": [], "rx": {}, "tx": {}})
 Report = Callable[[Message], None]
@@ -28,7 +31,7 @@ class Lane:
     """Commands come from one control thread; a supervisor thread of its own reports to the daemon.
 
     ``memories`` is the mover's table of mounted memory, shared and live. ``report`` may be called from any thread.
-    ``warm`` gets kernels ready; the lane is built when it has.
+    ``warm`` gets kernels ready; the lane is built when it has. With a ``group`` NCCL moves what the network moves.
     """
 
     def __init__(
@@ -42,12 +45,13 @@ class Lane:
         timeout: float = 10.0,
         limit: Limit = NO_LIMIT,
         warm: Warm | None = None,
+        group: Group | None = None,
     ) -> None:
         self.facts, self._program, self._memories = facts, program, memories
         self._board = Board(facts, limit)
-        self._tcp = TcpTransport(self._board, connect, accept, timeout)
+        self._net = _network(self._board, connect, accept, timeout, group)
         self._peer = PeerTransport(self._board, warm)
-        self._transports: Sequence[Transport] = (self._tcp, self._peer)
+        self._transports: Sequence[Transport] = (self._net, self._peer)
         self._timeout = timeout
         self._report = report
         self._ready: dict[tuple[int, str], int] = {}
@@ -67,7 +71,7 @@ class Lane:
 
     def attach(self, src: str, sock: socket.socket) -> None:
         """Give the lane a connection that the daemon accepted; the lane owns it from here on."""
-        self._tcp.attach(src, sock)
+        self._net.attach(src, sock)
 
     def run(self, options: RunOptions, program: Program | None = None) -> None:
         """Begin a round; one that is under way is halted first. ``program`` replaces the built one for this round."""
@@ -136,7 +140,7 @@ class Lane:
                 self._report_idle_breaks()
 
     def _watch_build(self) -> None:
-        edges, board = {*self._tcp.edges, *self._peer.edges}, self._board
+        edges, board = {*self._net.edges, *self._peer.edges}, self._board
         with board.cond:
             board.cond.wait_for(
                 lambda: board.stopping or board.broken or edges <= board.warm, self._timeout + PROGRESS_SECONDS
@@ -178,3 +182,13 @@ class Lane:
     def _report_break(self, edge: Edge, reason: str) -> None:
         self._told.add(edge)
         self._send("failed", attempt=0, edge=list(edge), reason=reason, verified=[])
+
+
+def _network(
+    board: Board, connect: Sequence[Address], accept: Sequence[str], timeout: float, group: Group | None
+) -> TcpTransport | NcclTransport:
+    if group is None:
+        return TcpTransport(board, connect, accept, timeout)
+    from refitd.mover.nccl.transport import NcclTransport  # a mover without a device never loads it
+
+    return NcclTransport(board, connect, accept, timeout, group)

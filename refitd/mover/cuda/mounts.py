@@ -12,13 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from refitd.errors import DeviceError, InputError, ProtocolError
+from refitd.errors import CommunicatorError, DeviceError, InputError, ProtocolError
 from refitd.hook.memfd import check_memory
 from refitd.hook.messages import DEVICE
 from refitd.hook.page import PAGE_BYTES
 from refitd.mover.cuda.device import Device, open_device
 from refitd.mover.cuda.memory import DeviceMemory
 from refitd.mover.cuda.warm import warm
+from refitd.mover.nccl import opening
+from refitd.mover.nccl.library import Library
 from refitd.plan.program import Program
 
 _WORDS = PAGE_BYTES // 8
@@ -33,6 +35,7 @@ class Devices:
         self._own: Device | None = None  # where this rank's weights are, and its kernels run
         self._lock = threading.Lock()
         self._owners = Owners()
+        self._library: Library | None = None
 
     def mount(self, message: Mapping[str, Any], fds: Sequence[int]) -> DeviceMemory:
         """Map what a ``mount`` message with ``device`` describes. ``fds`` end with the owner's pidfd and its page.
@@ -74,6 +77,17 @@ class Devices:
                 done()
 
         threading.Thread(target=run, name=f"warm {uuid}", daemon=True).start()
+
+    def nccl(self, uuid: str | None, host: str) -> tuple[Device, Library]:
+        """This rank's device, and NCCL for it (``host``: see `Nccl`). Raises DeviceError, CommunicatorError."""
+        if uuid is None:
+            raise CommunicatorError("load NCCL", f"{self._key} has no device")
+        device = self._device(uuid)
+        device.activate()
+        with self._lock:
+            if self._library is None:
+                self._library = opening.open_library(host)
+            return device, self._library
 
     def _device_for(self, key: str, uuid: str) -> Device:
         """Where memory on ``uuid`` is mapped: by this rank's own device, which may be another card of the host."""

@@ -1,0 +1,1 @@
+"""Edges between hosts by NCCL: one communicator a lane and token, grouped calls over packed buckets."""
