@@ -63,7 +63,7 @@ def refit(
     device: str = "cpu",
     settings: Settings = USUAL,
 ) -> Iterator[Contest]:
-    """refitd with ``transport`` peer or tcp, weights on ``device``."""
+    """refitd with ``transport`` peer, tcp or nccl, weights on ``device``."""
     folder = Path(tempfile.mkdtemp(prefix="refitd-bench-"))
     processes: list[Process] = []
     daemon = Daemon(folder, transport, settings)

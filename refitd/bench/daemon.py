@@ -17,7 +17,7 @@ from refitd.errors import DaemonUnavailable
 from refitd.hook.admin import ask
 
 START_SECONDS = 60.0
-_LINKS = {"peer": "auto", "tcp": "network"}
+_LINKS = {"peer": "auto", "tcp": "network", "nccl": "network"}
 _CONFIG = """\
 [node]
 name = "bench"
@@ -30,6 +30,7 @@ socket = "{folder}/hook.sock"
 listen = ""
 [data]
 links = "{links}"
+transport = "{transport}"
 verify = "{verify}"
 bucket_bytes = {bucket_bytes}
 [timeouts]
@@ -52,7 +53,7 @@ USUAL = Settings()
 
 
 class Daemon:
-    """``transport``: peer or tcp. Everything of it is in ``folder``."""
+    """``transport``: peer, tcp or nccl. Everything of it is in ``folder``."""
 
     def __init__(self, folder: Path, transport: str, settings: Settings = USUAL) -> None:
         self.socket, self._log = str(folder / "hook.sock"), folder / "daemon.log"
@@ -63,6 +64,7 @@ class Daemon:
             _CONFIG.format(
                 folder=folder,
                 links=_LINKS[transport],
+                transport="auto" if transport == "peer" else transport,
                 verify=settings.verify,
                 level=level,
                 bucket_bytes=settings.bucket_bytes,

@@ -197,7 +197,15 @@ def _common(one: tuple[str, ...], other: tuple[str, ...]) -> int:
 def library_versions() -> dict[str, str]:
     """Installed versions of what both ends of a communicator must agree on; "" for what is not installed."""
     nccl = next(filter(None, map(_version, _NCCL_PACKAGES)), "")
-    return {"torch": _version("torch"), "nccl": nccl}
+    return {"torch": _version("torch"), "nccl": nccl, "nccl4py": _version("nccl4py")}
+
+
+def driver_version() -> str:
+    """Of NVIDIA's kernel driver; "" where there is none."""
+    try:
+        return Path("/sys/module/nvidia/version").read_text().strip()
+    except OSError:
+        return ""
 
 
 def nccl_conflict(versions: Mapping[str, str]) -> str | None:

@@ -19,6 +19,7 @@ from refitd.daemon.prepare import Preparer
 from refitd.daemon.rank import LocalRank
 from refitd.daemon.turn import build_lane, revoke_all
 from refitd.daemon.voice import Failure, Voice
+from refitd.daemon.wiring import NCCL
 from refitd.epoch.codec import encode
 from refitd.epoch.records import Commit, Lane, PubId, Slot, SlotId
 from refitd.epoch.stage import Stage, stage
@@ -331,10 +332,11 @@ class LaneDriver:
         self.poke()
 
     def _count_repair(self, built: Built) -> None:
-        """The lane is connected; for the first time, or again. TCP has no other way than to connect anew."""
+        """The lane is connected; for the first time, or again: TCP connects anew, NCCL makes a fresh communicator."""
         if self._connected_before:
             began = built.deadline - self.context.config.timeouts.build
-            self.context.metrics.repaired("reconnect", time.monotonic() - began)
+            method = "init" if built.wiring.transport == NCCL else "reconnect"
+            self.context.metrics.repaired(method, time.monotonic() - began)
         self._connected_before = True
 
     def _mover_failed(self, key: str, message: dict[str, Any]) -> None:

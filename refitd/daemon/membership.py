@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import uuid
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
 
 from refitd.config import Config
+from refitd.daemon.wiring import versions
 from refitd.epoch.codec import encode
 from refitd.epoch.records import Claim, Member
 from refitd.plan.version import PLANNER_VERSION
@@ -29,6 +31,7 @@ class Membership:
         self._job = job
         self.incarnation = uuid.uuid4().hex
         self._boot, self._lock = boot_id(), lock_id(job.config)
+        self._versions = versions()
         self._refused: set[str] = set()
         self._log = structlog.get_logger().bind(job=job.job, node=job.node)
         job.agreement.lost = self._lease_lost
@@ -61,7 +64,10 @@ class Membership:
         ranks = tuple(sorted((rank.info() for rank in job.ranks.values()), key=lambda info: info.key))
         shown = ranks if owns_devices else ()
         planners = (PLANNER_VERSION,)
-        return Member(job.node, node.domain, job.own_address, self.incarnation, self._boot, planners, shown, self._lock)
+        return Member(
+            job.node, node.domain, job.own_address, self.incarnation, self._boot, planners, shown, self._lock,
+            **asdict(self._versions), transport=job.config.data.transport,
+        )  # fmt: skip
 
     async def _take_over(self, other: Member, revision: int) -> None:
         """Remove the record of an earlier life of this daemon, if it surely is one.

@@ -9,6 +9,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from refitd.daemon.slow import busiest, lately, recent, slow
+from refitd.daemon.turn import UNWIRED
+from refitd.daemon.wiring import versions_of
 from refitd.epoch.records import Control
 from refitd.epoch.reports import ready
 from refitd.epoch.stage import Stage, stage
@@ -83,7 +85,8 @@ def _job(job: Job, whole: View | None) -> dict[str, Any]:
 def _member(view: View, node: str) -> dict[str, Any]:
     member = view.members[node].value
     ranks = [{"key": info.key, "mode": info.mode, "mover": info.mover} for info in member.ranks]
-    return {"node": node, "address": member.address, "domain": member.domain, "ranks": ranks}
+    shown = {"node": node, "address": member.address, "domain": member.domain, "ranks": ranks}
+    return {**shown, "versions": versions_of(member), "transport": member.transport}
 
 
 def _stage(job: Job, whole: View | None, replica: str) -> Stage:
@@ -96,6 +99,8 @@ def _stage(job: Job, whole: View | None, replica: str) -> Stage:
 def _lane(job: Job, whole: View | None, replica: str) -> dict[str, Any]:
     stored = (whole or job.agreement.view).lanes[replica]
     now = _stage(job, whole, replica)
+    local = job.lanes.get(replica)
+    wired = local.built.wiring if local and local.built else UNWIRED
     return {
         "replica": replica,
         "token": stored.revision,
@@ -103,6 +108,8 @@ def _lane(job: Job, whole: View | None, replica: str) -> dict[str, Any]:
         "seconds": job.lanes[replica].stage_seconds if replica in job.lanes else None,
         "why": now.reason,
         "turned": stored.value.reason,
+        "transport": wired.transport,
+        "transport_why": wired.reason,
         "members": [slot.key for slot in stored.value.members],
         "sources": [slot.key for slot in stored.value.sources],
         "neighbours": [slot.key for slot in stored.value.neighbours],

@@ -8,8 +8,11 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import structlog
+
+from refitd.daemon.wiring import NCCL, Wiring, group_of, wiring
 from refitd.epoch.records import Lane
-from refitd.errors import TransportError
+from refitd.errors import CommunicatorError, TransportError
 from refitd.hook.memfd import create_document
 from refitd.mover.handle import MoverHandle
 from refitd.plan import Plan, Program, Rank, make_plan
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
     from refitd.daemon.lane import LaneDriver
 
 REVOKE_SECONDS = 3.0
+UNWIRED = Wiring("", "not built yet")
 
 
 @dataclass
@@ -34,6 +38,7 @@ class Built:
     verified: dict[str, list[int]] = field(default_factory=dict)
     stopped: dict[str, asyncio.Event] = field(default_factory=dict)
     programs: dict[str, Program] = field(default_factory=dict)
+    wiring: Wiring = UNWIRED
 
     def program(self, key: str) -> Program:
         """What a rank does in the whole plan: the same in every attempt that has nothing to leave out."""
@@ -113,41 +118,59 @@ async def build_lane(driver: LaneDriver) -> Built:
     seconds = context.config.timeouts.build
     built = Built(driver.replica, driver.token, plan, handles, time.monotonic() + seconds, set(handles))
     places = {rank.key: rank.node for rank in (*sources, *members)}
+    pairs = _pairs(lane, places)
+    built.wiring = _wire(driver, pairs)
     for key, handle in handles.items():
-        _send_build(driver, built.program(key), handle, _edges(driver, places, key))
+        group = group_of(key, pairs) if built.wiring.transport == NCCL else []
+        host = places[key] if context.config.data.links == "network" else ""
+        _send_build(driver, built.program(key), handle, pairs, {"ranks": group, "host": host})
     return built
 
 
-def _edges(driver: LaneDriver, places: dict[str, str], key: str) -> tuple[list[dict[str, Any]], list[str]]:
-    """(edges to connect, sources to accept) of a rank: every pair that a remainder may use, not just today's."""
-    lane = driver.lane
-    assert lane is not None
-    connect, accept = [], []
-    for source in lane.sources:
-        for member in lane.members:
-            if places[source.key] == places[member.key]:
-                continue
-            if source.key == key:
-                host, port = driver.context.address(member.node)
-                connect.append({"dst": member.key, "host": host, "port": port})
-            if member.key == key:
-                accept.append(source.key)
-    return connect, accept
+def _wire(driver: LaneDriver, pairs: list[tuple[str, str]]) -> Wiring:
+    """What the network edges go by; said once a turn. Raises CommunicatorError where what was asked for cannot be."""
+    found = wiring(driver.context.agreement.view, {end for pair in pairs for end in pair})
+    structlog.get_logger().info(
+        "lane_wired", job=driver.context.job, node=driver.context.node, lane=driver.replica, token=driver.token,
+        transport=found.transport or "none", reason=found.reason,
+    )  # fmt: skip
+    if not found.transport:
+        raise CommunicatorError("transport nccl", found.reason)
+    return found
+
+
+def _pairs(lane: Lane, places: dict[str, str]) -> list[tuple[str, str]]:
+    """Edges between hosts: every pair that a remainder may use, not just today's."""
+    return [
+        (source.key, member.key)
+        for source in lane.sources
+        for member in lane.members
+        if places[source.key] != places[member.key]
+    ]
 
 
 def _send_build(
-    driver: LaneDriver, program: Program, handle: MoverHandle, edges: tuple[list[dict[str, Any]], list[str]]
+    driver: LaneDriver, program: Program, handle: MoverHandle, pairs: list[tuple[str, str]], nccl: dict[str, Any]
 ) -> None:
-    context = driver.context
+    context, lane = driver.context, driver.lane
+    assert lane is not None
+    nodes = {member.key: member.node for member in lane.members}
+    connect = []
+    for _source, dst in (pair for pair in pairs if pair[0] == handle.key):
+        host, port = context.address(nodes[dst])
+        connect.append({"dst": dst, "host": host, "port": port})
+    accept = [source for source, dst in pairs if dst == handle.key]
     proof = context.secret.edge(context.job, driver.replica, driver.token, handle.key)
     fd = create_document("refitd-program", program.to_bytes())
     try:
         message = {
             "kind": "build", "lane": driver.replica, "token": driver.token, "rank": handle.key, "job": context.job,
-            "secret": proof, "connect": edges[0], "accept": edges[1], "timeout": context.config.timeouts.build,
+            "secret": proof, "connect": connect, "accept": accept, "timeout": context.config.timeouts.build,
         }  # fmt: skip
         if (rank := context.ranks.get(handle.key)) is not None and rank.device is not None:
             message["device"] = rank.device
+        if len(nccl["ranks"]) > 1:
+            message["nccl"] = nccl
         handle.send(message, [fd])
     finally:
         os.close(fd)

@@ -42,7 +42,8 @@ class RankInfo:
 
     ``mover`` counts the lives of its mover; 0 means that none is alive. ``lends``: its daemon has its memory at hand,
     which it has not from a client that only came back, until that receives or publishes again. ``served``: the
-    publication that the client said it serves when it registered, (0, 0) for none.
+    publication that the client said it serves when it registered, (0, 0) for none. ``device``: its weights are to be
+    on a GPU.
     """
 
     key: str
@@ -56,6 +57,7 @@ class RankInfo:
     mover: int
     lends: bool = True
     served: tuple[int, int] = (0, 0)
+    device: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,8 @@ class Member:
 
     ``address`` is host:port of its data port, ``boot`` its kernel's boot id, ``planners`` the plan versions it can
     compute, ``lock`` the lock file that it holds (device and inode): two lives with the same lock follow each other.
+    ``torch``, ``nccl``, ``driver`` are versions, empty for what it cannot use; ``transport`` is what it was told to
+    take between hosts: auto, tcp or nccl.
     """
 
     node: str
@@ -74,6 +78,10 @@ class Member:
     planners: tuple[int, ...]
     ranks: tuple[RankInfo, ...]
     lock: str = ""
+    torch: str = ""
+    nccl: str = ""
+    driver: str = ""
+    transport: str = "auto"
 
 
 @functools.lru_cache(65536)

@@ -121,4 +121,4 @@ def test_nccl_versions_must_be_one():
     assert nccl_conflict({}) is None
     reason = nccl_conflict({"b": "2.29.7", "a": "2.28.9", "c": "2.28.9", "d": ""})
     assert reason == "NCCL versions differ: 2.28.9 on a, 2.29.7 on b, none on d"
-    assert set(library_versions()) == {"torch", "nccl"}
+    assert set(library_versions()) == {"torch", "nccl", "nccl4py"}

@@ -100,9 +100,12 @@ def open_device(uuid):
 
 
 def install():
-    """In this process, before refitd's hook and mover are imported."""
+    """In this process, before its movers and clients are made."""
+    from refitd.hook import engine, trainer
     from refitd.hook.gpu import lend
     from refitd.mover.cuda import device
 
-    lend.Driver, lend.place_of, lend.current_device = FakeDriver, place_of, lambda: UUID
+    lend.Driver, lend.place_of = FakeDriver, place_of
+    for module in (lend, trainer, engine):
+        module.current_device = lambda: UUID
     device.open_device = open_device

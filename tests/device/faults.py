@@ -1,4 +1,4 @@
-"""A refit on a GPU with a fault in it: usage: faults.py kill|stop|trainer MODEL. Prints one JSON object.
+"""A refit on a GPU with a fault in it: usage: faults.py kill|stop|trainer MODEL [TRANSPORT]. Prints one JSON.
 
 ``kill``, ``stop``: SIGKILL, SIGSTOP for an engine's mover in the middle of its transfer. ``trainer``: SIGKILL for a
 trainer whose memory two movers have mapped; a new one takes its place. Each ends with a refit that nothing disturbs.
@@ -82,14 +82,15 @@ def patient_move(self, step):
 
 
 def main():
-    what, name = sys.argv[1:]
+    what, name, *more = sys.argv[1:]
+    transport = more[0] if more else "peer"
     clients.TrainerParty.move = patient_move
     model = models.model(name)
     server = serve_failpoints() if what != "trainer" else 0
     observer = Process("observer", Observer)
     ask_all([observer], "start")
     try:
-        with contest.refit(model, "peer", "cuda", Settings(bucket_bytes=8 << 20, traced=True)) as one:
+        with contest.refit(model, transport, "cuda", Settings(bucket_bytes=8 << 20, traced=True)) as one:
             if what == "trainer":
                 make = partial(clients.TrainerParty, model, 1, one._daemon.socket, "cuda")
                 found = kill_trainer(one, model, make, lambda: ask_all([observer], "move")[0])
@@ -102,7 +103,7 @@ def main():
         if server:
             os.kill(server, signal.SIGKILL)
             os.waitpid(server, 0)
-    print(json.dumps({"fault": what, "model": name, **found}))
+    print(json.dumps({"fault": what, "model": name, "transport": transport, **found}))
 
 
 if FAKE:

@@ -1,4 +1,4 @@
-"""Python imports this at its start where this folder is on the path: the daemon's fork server gets the fake GPU too."""
+"""Python imports this at its start where this folder is on the path: the daemon's fork server gets the fakes too."""
 
 import os
 
@@ -6,3 +6,7 @@ if os.environ.get("REFITD_FAKE_GPU"):
     import fake_gpu
 
     fake_gpu.install()
+if os.environ.get("REFITD_FAKE_NCCL"):
+    import fake_nccl_process
+
+    fake_nccl_process.install()

@@ -33,10 +33,15 @@ def test_the_benchmark_refits_on_a_device_phase_by_phase(tmp_path):
     assert found["cuda_1GiB_movers_throughput"]["baseline"] == 486.0
 
 
-@pytest.mark.parametrize("fault", ["kill", "stop", "trainer"])
-def test_a_fault_in_the_middle_of_a_refit_is_survived(tmp_path, fault):
+@pytest.mark.parametrize(
+    ("fault", "transport"),
+    [("kill", "peer"), ("stop", "peer"), ("trainer", "peer"), ("kill", "nccl"), ("stop", "nccl")],
+)
+def test_a_fault_in_the_middle_of_a_refit_is_survived(tmp_path, fault, transport):
     """The publication commits with a new mover; a trainer that died is replaced and publishes."""
-    done = run(tmp_path, "faults.py", fault, "1GiB")
+    faults = tmp_path / "nccl"
+    faults.mkdir()
+    done = run(tmp_path, "faults.py", fault, "1GiB", transport, REFITD_FAKE_NCCL=str(faults))
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["after_s"] > 0

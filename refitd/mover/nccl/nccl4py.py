@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from refitd.errors import CommunicatorError
 from refitd.mover.device import bytes_at
-from refitd.mover.nccl.library import IN_PROGRESS, SETTLED, Part, usable
+from refitd.mover.nccl.library import IN_PROGRESS, SETTLED, Part, settle, usable
 
+ENQUEUE_SECONDS = 3.0
+EVENT_SECONDS = 0.05  # usually far below a millisecond; connecting takes longer, and blocks nobody
 MAX_CTAS = 8  # a mover may serve several lanes: their kernels must all fit on the device at once
 
 
@@ -94,14 +97,17 @@ class _Comm:
             return self._library.word(self._comm.get_async_error())
 
     def exchange(self, sends: Sequence[Part], receives: Sequence[Part]) -> _Work:
+        settle("exchange", [self], ENQUEUE_SECONDS, _idle)  # no call may follow one that is still under way
         with _errors("ncclGroupEnd"):
-            handle = self._stream.cuda_stream
+            handle, _known = self._stream.cuda_stream, self._comm.device  # which asks NCCL once, outside of a group
             with self._library.group():
                 for peer, address, nbytes in sends:
                     self._comm.send(bytes_at(address, nbytes, self._device), peer, stream=handle)
                 for peer, address, nbytes in receives:
                     self._comm.recv(bytes_at(address, nbytes, self._device), peer, stream=handle)
-        return _Work(self, self._stream)
+        work = _Work(self, self._stream)
+        work.begun()
+        return work
 
     def revoke(self) -> None:
         with _errors("ncclCommRevoke"):
@@ -135,6 +141,12 @@ class _Work:
         self._comm, self._stream = comm, stream
         self._event: Any = None
 
+    def begun(self) -> None:
+        """Record the event as soon as the group is enqueued, before anything else is; the first group takes longer."""
+        deadline = time.monotonic() + EVENT_SECONDS
+        while self._event is None and time.monotonic() < deadline:
+            self.done()
+
     def done(self) -> bool:
         state = self._comm.state()
         if state not in (SETTLED, IN_PROGRESS):
@@ -144,6 +156,10 @@ class _Work:
         if self._event is None:
             self._event = self._stream.record_event()
         return bool(self._event.query())
+
+
+def _idle() -> None:
+    """Between polls there is nothing to do."""
 
 
 @contextlib.contextmanager
