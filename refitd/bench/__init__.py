@@ -5,11 +5,17 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from collections.abc import Sequence
 
 __all__ = ["main"]
+
+_OTHERS = {
+    "plan": "refitd.bench.plan", "pack": "refitd.bench.pack", "scrape": "refitd.bench.scrape",
+    "repair": "refitd.bench.repair", "gpu": "refitd.bench.gpu_run",
+}  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -17,18 +23,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = "1"  # as the movers have it; read when numpy and torch are first imported
     argv = sys.argv[1:] if argv is None else argv
-    if list(argv[:1]) == ["plan"]:
-        from refitd.bench.plan import main as plan
-
-        return plan(argv[1:])
-    if list(argv[:1]) == ["pack"]:
-        from refitd.bench.pack import main as pack
-
-        return pack(argv[1:])
-    if list(argv[:1]) == ["scrape"]:
-        from refitd.bench.scrape import main as scrape
-
-        return scrape(argv[1:])
+    if argv and argv[0] in _OTHERS:
+        return int(importlib.import_module(_OTHERS[argv[0]]).main(argv[1:]))
     from refitd.bench.arguments import parse
 
     arguments = parse(argv)

@@ -22,8 +22,10 @@ def make_parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     subjects.add_parser("plan", help="how long the planner takes, and how that grows")
     subjects.add_parser("scrape", help="series and milliseconds of a scrape of a busy 8-GPU node")
     subjects.add_parser("pack", help="packing, casting and checksums, and pulls between processes on a GPU")
+    subjects.add_parser("repair", help="how communicators are mended: shrink, grow, fresh init")
+    subjects.add_parser("gpu", help="all that is still to be measured on a machine with GPUs, step by step")
     refit.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where the weights are (default: cpu)")
-    refit.add_argument("--transport", choices=(*TRANSPORTS, "all"), default="all", help="default: all")
+    refit.add_argument("--transport", choices=(*TRANSPORTS, "nccl", "all"), default="all", help="default: all")
     refit.add_argument(
         "--model",
         choices=(*ON_DEVICE, "all"),
@@ -43,9 +45,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     if arguments.repeats < LEAST_REPEATS:
         refit.error(f"--repeats: at least {LEAST_REPEATS}")
     on_device = arguments.device == "cuda"
-    transports, models = (("peer",), ON_DEVICE) if on_device else (TRANSPORTS, MODELS)
+    transports, models = (("peer", "nccl"), ON_DEVICE) if on_device else (TRANSPORTS, MODELS)
     if arguments.transport not in (*transports, "all") or arguments.model not in (*models, "all"):
         refit.error(f"--device {arguments.device}: --transport {', '.join(transports)}; --model {', '.join(models)}")
-    arguments.transports = transports if arguments.transport == "all" else (arguments.transport,)
+    usual = ("peer",) if on_device else TRANSPORTS
+    arguments.transports = usual if arguments.transport == "all" else (arguments.transport,)
     arguments.models = models if arguments.model == "all" else (arguments.model,)
     return arguments

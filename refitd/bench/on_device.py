@@ -1,7 +1,8 @@
 """``refitd bench refit --device cuda``: publish to commit on one GPU, phase by phase, beside a plain copy.
 
 Two trainers hold the rows, two engines the columns; each is a process, and each engine has a mover. Memory is mapped
-from process to process, and only the movers' kernels copy.
+from process to process, and only the movers' kernels copy; with ``--transport nccl`` each rank counts as a host of its
+own, and trainers' movers send to engines' movers.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from refitd.bench.rows import Row, percentile
 
 WARM_UPS = 3
 BUCKET_BYTES = 256 << 20
+NCCL_BUCKET_BYTES = 16 << 20  # two buffers an edge are on the card
 M2N = {"1GiB": 486.0}  # GB/s of NCCL M2N 0.1.0 (NCCL 2.30.7) on one H200 that its ranks shared, one call at a time
 COPY_BYTES = 2 << 30
 PHASES = ("publish", "prepare", "transfer", "commit")
@@ -37,15 +39,17 @@ class Round(NamedTuple):
     moved: float
 
 
-def measure(names: Sequence[str], repeats: int) -> list[Row]:
-    """All rows of the models. Raises BenchFailed."""
+def measure(names: Sequence[str], repeats: int, transport: str = "peer") -> list[Row]:
+    """All rows of the models, by ``transport`` peer or nccl. Raises BenchFailed."""
     copied = _alone(Copier)
     found = [Row("cuda_plain_copy", copied, "GB/s")]
     for name in names:
         model = models.model(name)
         for verify in ("checksum", "reread"):
-            rounds, peaks = _rounds(model, Settings(verify, BUCKET_BYTES, traced=True), repeats)
-            label = f"cuda_{name}" if verify == "checksum" else f"cuda_{name}_{verify}"
+            settings = Settings(verify, BUCKET_BYTES if transport == "peer" else NCCL_BUCKET_BYTES, traced=True)
+            rounds, peaks = _rounds(model, transport, settings, repeats)
+            label = "_".join(["cuda", name, *([] if transport == "peer" else [transport])])
+            label += "" if verify == "checksum" else f"_{verify}"
             found += _rows(label, name, models.nbytes(model), rounds, copied)
             found += [Row(f"{label}_peak_{who}", nbytes / 1e6, "MB") for who, nbytes in peaks.items() if "mover" in who]
     return found
@@ -58,8 +62,10 @@ def facts() -> dict[str, Any]:
     return dict(device_facts("cuda"))
 
 
-def _rounds(model: models.Model, settings: Settings, repeats: int) -> tuple[list[Round], dict[str, int]]:
-    with contest.refit(model, "peer", "cuda", settings) as one:
+def _rounds(
+    model: models.Model, transport: str, settings: Settings, repeats: int
+) -> tuple[list[Round], dict[str, int]]:
+    with contest.refit(model, transport, "cuda", settings) as one:
         spans = []
         for step in range(WARM_UPS + repeats):
             one.round(step)

@@ -28,7 +28,11 @@ def run(arguments: argparse.Namespace) -> int:
     where = machine()  # before the benchmark itself is the load
     try:
         if arguments.device == "cuda":
-            found = on_device.measure(arguments.models, arguments.repeats)
+            found = [
+                row
+                for transport in arguments.transports
+                for row in on_device.measure(arguments.models, arguments.repeats, transport)
+            ]
             where |= on_device.facts()
         else:
             found = measure(arguments.models, arguments.transports, arguments.repeats)
