@@ -12,7 +12,7 @@ VENV := .venv
 PREFIX := /usr
 UNITS = $(PREFIX)/lib/systemd/system
 SHARE = $(PREFIX)/share/refitd
-SOURCES := refitd tests dashboards manual docs/examples
+SOURCES := refitd tests dashboards docs/manual docs/examples
 PY := $(VENV)/bin/python
 SEED := 1
 N := 20
@@ -69,7 +69,7 @@ install-files:
 
 # Man page, and completion of bash, zsh and fish; needs the dev extra, which has what makes them.
 install-manual:
-	$(PY) manual/build.py "$(DESTDIR)$(PREFIX)"
+	$(PY) docs/manual/build.py "$(DESTDIR)$(PREFIX)"
 
 faults: $(VENV)/.installed
 	$(PY) -m refitd.demo.matrix

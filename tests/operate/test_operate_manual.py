@@ -26,7 +26,7 @@ COMMANDS = {
 
 @pytest.fixture(scope="module")
 def build() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("manual_build", ROOT / "manual" / "build.py")
+    spec = importlib.util.spec_from_file_location("manual_build", ROOT / "docs" / "manual" / "build.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
