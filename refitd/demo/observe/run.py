@@ -59,12 +59,12 @@ class Run:
         try:
             await asyncio.to_thread(stray.start)
             self._prometheus.scrape_these({**self._load.wires.metrics, NAME: stray.address})
-            older = Span(OLDER, ("RefitdVersionsDiffer",), time.time())
+            older = self._begun(OLDER, "RefitdVersionsDiffer")
             for trial in [trial for trial in TRIALS if only in trial.words]:
                 await self._trial(trial)
             await self._expect(older)
             await asyncio.to_thread(stray.lead)
-            await self._expect(Span(RIVAL, ("RefitdTwoLeaders",), time.time()))
+            await self._expect(self._begun(RIVAL, "RefitdTwoLeaders"))
         finally:
             self.faulty.end = time.time()
             self._prometheus.scrape_these(self._load.wires.metrics)
@@ -72,7 +72,7 @@ class Run:
 
     async def _trial(self, trial: Trial) -> None:
         await self._silent(trial.alerts)
-        span = Span(trial.words, trial.alerts, time.time())
+        span = self._begun(trial.words, *trial.alerts)
         try:
             async with trial.begin(self._load):
                 await self._expect(span)
@@ -80,11 +80,15 @@ class Run:
                     await self._status_page("faulty")
             await self._load.calm()
         except TimeoutError as error:
-            span.trouble = str(error)
+            span.trouble = str(error) or "too slow"
+
+    def _begun(self, words: str, *alerts: str) -> Span:
+        now = time.time()
+        self.faults.append(Span(words, alerts, now, now))
+        return self.faults[-1]
 
     async def _expect(self, span: Span) -> None:
         """Return when the alerts of the span have fired, or `ALERT_SECONDS` later."""
-        self.faults.append(span)
         deadline = time.monotonic() + ALERT_SECONDS
         while time.monotonic() < deadline and not set(span.alerts) <= set(span.fired):
             await asyncio.sleep(_LOOK_SECONDS)

@@ -59,9 +59,14 @@ def _alert(name: str, faults: list[Span], early: dict[str, float]) -> Row:
 def pages(load: Load) -> Iterator[Row]:
     """What promtool says of each daemon's metrics now."""
     for node, address in load.wires.metrics.items():
-        with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
-            page = answer.read()
-        yield _promtool(f"promtool check metrics of {node}", ["check", "metrics"], page)
+        name = f"promtool check metrics of {node}"
+        try:
+            with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
+                page = answer.read()
+        except OSError as error:
+            yield Row("check", name, good=False, result=str(error))
+        else:
+            yield _promtool(name, ["check", "metrics"], page)
 
 
 def rule_file(path: Path) -> Row:
