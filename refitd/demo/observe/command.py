@@ -40,6 +40,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run it; the exit status is 1 where anything is missing, or fired in health."""
     arguments = parse(argv)
+    if arguments.pictures:
+        arguments.pictures.mkdir(parents=True, exist_ok=True)
     settle()
     spec, began = weights.SMALL, time.monotonic()
     start = weights.make(spec)

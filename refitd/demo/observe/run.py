@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import sys
 import time
 from collections.abc import Collection
@@ -42,6 +43,7 @@ class Run:
         self.healthy = Span("health", (), 0.0)
         self.faulty = Span("faults", (), 0.0)
         self.faults: list[Span] = []
+        self.undrawn: list[str] = []
 
     async def health(self, seconds: float) -> None:
         """The cluster works, and nothing happens."""
@@ -110,8 +112,14 @@ class Run:
     async def _status_page(self, name: str) -> None:
         if self._pictures:
             for scheme in ("light", "dark"):
-                url = f"http://{self._load.wires.metrics['node-d']}/"
-                await asyncio.to_thread(snapshot, url, self._pictures / f"status-{name}-{scheme}.png", scheme)
+                url, file = (
+                    f"http://{self._load.wires.metrics['node-d']}/",
+                    self._pictures / f"status-{name}-{scheme}.png",
+                )
+                try:
+                    await asyncio.to_thread(snapshot, url, file, scheme)
+                except subprocess.SubprocessError as error:
+                    self.undrawn.append(f"{file.name}: {type(error).__name__}")
 
 
 def _say(line: str) -> None:

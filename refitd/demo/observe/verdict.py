@@ -39,6 +39,8 @@ def rows(run: Run, prometheus: Prometheus, rules: str) -> Iterator[Row]:
     for span in run.faults:
         if span.trouble:
             yield Row("check", f"all is well after: {span.words}", good=False, result=span.trouble)
+    for what in run.undrawn:
+        yield Row("check", "pictures of the status page", good=False, result=what)
 
 
 def _series(prometheus: Prometheus, expr: str, span: Span) -> int:
