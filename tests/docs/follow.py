@@ -91,14 +91,14 @@ class Machines:
     def __init__(self, folder: pathlib.Path, base: pathlib.Path, share: Sequence[str]) -> None:
         self._folder, self._base, self._share = folder, base, share
         self._shells: dict[str, Shell] = {}
-        self._network: subprocess.Popen[bytes] | None = None
+        self._networks: dict[str, subprocess.Popen[bytes]] = {}  # a process that holds it, by place
         self._root = self._layer("all", str(base))
         self._furnish(self._root)
 
     def shell(self, place: str) -> Shell:
         """The shell of a place: ``all`` and ``root`` are root's, ``reader`` is a user's, others are a node's."""
         if place not in self._shells:
-            if place in NODES and self._network is None:
+            if place in NODES and not self._networks:
                 self._connect()
             self._shells[place] = self._open(place)
         return self._shells[place]
@@ -107,9 +107,9 @@ class Machines:
         """End every process."""
         for shell in self._shells.values():
             shell.end()
-        if self._network:
-            self._network.kill()
-            self._network.wait()
+        for holder in self._networks.values():
+            holder.kill()
+            holder.wait()
 
     def _open(self, place: str) -> Shell:
         root = self._folder / place / "root" if place in NODES else self._root
@@ -117,7 +117,7 @@ class Machines:
         path = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
         user = ["setpriv", "--reuid=1000", "--regid=1000", "--clear-groups"] if place == "reader" else []
         home = "/home/reader" if user else "/root"
-        network = ["nsenter", f"--net=/proc/{self._network.pid}/ns/net"] if self._network else []
+        network = self._inside(place) if place in self._networks else []
         return Shell(
             place,
             [
@@ -128,19 +128,37 @@ class Machines:
         )  # fmt: skip
 
     def _connect(self) -> None:
-        """A layer and an address for each node; each finds the others' folders below /peers."""
-        self._network = subprocess.Popen(["unshare", "--net", "sleep", "infinity"])
-        while os.readlink(f"/proc/{self._network.pid}/ns/net") == os.readlink("/proc/self/ns/net"):
-            time.sleep(0.01)
-        inside = ["nsenter", f"--net=/proc/{self._network.pid}/ns/net", "ip"]
-        run(*inside, "link", "set", "lo", "up")
+        """A layer and a network of its own for each node, joined by a bridge; others' folders are below /peers.
+
+        One network for all would not do: etcd looks whether a peer comes from the address in its certificate.
+        """
+        self._hold("switch")
+        self._ip("switch", "link", "add", "bridge0", "type", "bridge")
+        self._ip("switch", "link", "set", "bridge0", "up")
         roots = {node: self._layer(node, f"{self._folder}/all/changes:{self._base}") for node in NODES}
         for node, address in NODES.items():
-            run(*inside, "address", "add", f"{address}/32", "dev", "lo")
+            holder = str(self._hold(node).pid)
+            self._ip("switch", "link", "add", node, "type", "veth", "peer", "name", "eth0", "netns", holder)
+            self._ip("switch", "link", "set", node, "master", "bridge0", "up")
+            self._ip(node, "address", "add", f"{address}/24", "dev", "eth0")
+            for link in ("lo", "eth0"):
+                self._ip(node, "link", "set", link, "up")
             for other in NODES:
                 peer = roots[other] / "peers" / address
                 peer.mkdir(parents=True)
                 run("mount", "--bind", str(roots[node]), str(peer))
+
+    def _hold(self, place: str) -> subprocess.Popen[bytes]:
+        holder = self._networks[place] = subprocess.Popen(["unshare", "--net", "sleep", "infinity"])
+        while os.readlink(f"/proc/{holder.pid}/ns/net") == os.readlink("/proc/self/ns/net"):
+            time.sleep(0.01)
+        return holder
+
+    def _inside(self, place: str) -> list[str]:
+        return ["nsenter", f"--net=/proc/{self._networks[place].pid}/ns/net"]
+
+    def _ip(self, place: str, *arguments: str) -> None:
+        run(*self._inside(place), "ip", *arguments)
 
     def _layer(self, name: str, below: str) -> pathlib.Path:
         parts = {part: self._folder / name / part for part in ("root", "changes", "work")}
@@ -171,7 +189,8 @@ class Machines:
         for path, text in (("usr/sbin/policy-rc.d", "#!/bin/sh\nexit 101\n"), ("usr/local/bin/scp", _SCP)):
             (root / path).write_text(text)
             (root / path).chmod(0o755)
-        run("chroot", str(root), "useradd", "--create-home", "--uid", "1000", "reader")
+        if not (root / "home/reader").exists():
+            run("chroot", str(root), "useradd", "--create-home", "--uid", "1000", "reader")
         run("chown", "-R", "1000:1000", str(root) + SOURCE)
 
 
