@@ -161,7 +161,8 @@ class Replica:
         match message["event"]:
             case "ready":
                 engine.ready = True
-                self._repeat(engine)
+                if engine.rank:  # a new lead asks for its ticket itself: the open one may be an older publication's
+                    self._repeat(engine)
             case "ticket":
                 self.hold()
                 self.ticket = message["ticket"]

@@ -278,6 +278,8 @@ def test_what_a_rank_took_stays_taken_when_another_one_dies() -> None:
     replica.ended(worker)
     replica.hear(worker, {"event": "ready"})
     assert told[1][-1] == {"do": "ticket", "ticket": TICKET}
+    replica.hear(lead, {"event": "ready"})
+    assert told[0][-1] == {"do": "hold"}, "a lead asks for its ticket itself"
     replica.hear(worker, {"event": "switched", "ticket": TICKET, "at": 7.0})
     assert told[0][-1] == told[1][-1] == {"do": "serve", "spell": 2}
     replica.hear(lead, {"event": "ticket", "ticket": {**TICKET, "revision": 12}})

@@ -23,7 +23,7 @@ from refitd.demo.chaos.world import World
 from refitd.demo.faults import Targets
 
 CALM_SECONDS = 4.0  # what a disturbance is given to show its points
-REACH_SECONDS = 12.0
+REACH_SECONDS = 30.0
 STILL_SECONDS = 5.0  # of a mover or a client, which has no lease: its deadlines are shorter
 DOWN_SECONDS = 1.0
 

@@ -198,12 +198,12 @@ class Split:
     # What must hold.
 
     async def assert_one_end(self, replica: str, before: Mark, mark: Mark) -> list[str]:
-        """I1, I2: before or after, as a whole, and after wherever a live replica or a commit says so."""
+        """I1, I2: before or after, as a whole, and after wherever a live replica has what trainers were told of."""
         world = self.world
 
         def ended() -> bool:
-            serving = world.book.serving(replica)
-            return serving == mark or (serving == before and not self._there_is(mark))
+            lost = world.told and mark not in world.book.told and not world.holders(mark)
+            return lost or world.book.serving(replica) == mark  # lost: it has what it had, or waits for the next one
 
         await until(lambda: ended() or bool(world.scene.dead()), world.scene.changed, CONVERGE_SECONDS)
         why = []

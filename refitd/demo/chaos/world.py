@@ -92,6 +92,11 @@ class World:
         await asyncio.sleep(0)
         return self.newest
 
+    @property
+    def told(self) -> bool:
+        """Whether everybody has said how the last publication by hand went."""
+        return self._by_hand is None or self._by_hand.done()
+
     def _free(self, trainer: Trainer) -> bool:
         """Whether it runs, belongs to the present run, and has said how the step before went."""
         life, step = self._asked.get(trainer.name, (0, 0))
