@@ -19,6 +19,11 @@ PHASES = ("offer", "prepare", "transfer", "verify", "commit", "apply")
 _ENV, _EFFECTS = "REFITD_FAILPOINTS", "REFITD_EFFECTS"
 
 
+def armed() -> bool:
+    """Whether a tester listens: where none does, nobody need make room for a process to be stopped in."""
+    return bool(os.environ.get(_ENV))
+
+
 def failpoint(name: str, **facts: str | int) -> bool:
     """Report that ``name`` was reached; True when the caller must leave the step out."""
     path = os.environ.get(_ENV)

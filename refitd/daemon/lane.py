@@ -239,6 +239,7 @@ class LaneDriver:
             self._log.info("committed", publication=publication, step=refit.step)
             self._voice.committed()
             self.context.metrics.refit("ok")
+            await self._committed(publication)  # the other ranks wait for it: before anybody tidies up
 
     async def _committed(self, publication: PubId) -> None:
         for rank in self.my_members():

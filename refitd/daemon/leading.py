@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -73,6 +74,7 @@ class Leading:
         for _round in range(MAX_ROUNDS):
             if not (self.ours and await self._read_all() and await self._decide()):
                 return
+            await asyncio.sleep(0)  # lanes that have something to do go first
 
     async def _read_all(self) -> bool:
         """Follow everything, as it stood when we had the lead; False where we have lost that meanwhile."""
@@ -126,6 +128,9 @@ class Leading:
         done = await agreement.write(write.key, write.data, write.expected, guards=guards)
         log = self._log.info if write.key.startswith(_SAID_ALOUD) else self._log.debug
         log("decided", key=write.key, reason=write.reason, done=done)
+        kind, _, replica = write.key.partition("/")
+        if done and kind in ("lanes", "refits"):
+            self._job.poke_lane(replica)
         if not done:
             self._log.info("write_refused", key=write.key, reason="somebody else leads, or the records have changed")
         return done

@@ -22,11 +22,16 @@ class LaneFacts:
 
 
 class Board:
-    """Guarded by ``cond``; workers wait on it and the lane's supervisor reads it."""
+    """Guarded by the lock of ``cond``, on which the lane's supervisor waits.
+
+    A worker without work waits on a condition of its own over the same lock, ``idle``: whoever is woken for nothing
+    takes the interpreter from those that move bytes.
+    """
 
     def __init__(self, facts: LaneFacts, limit: Limit = NO_LIMIT) -> None:
         self.facts, self.limit = facts, limit
-        self.cond = threading.Condition()
+        self.lock = threading.RLock()
+        self.cond = threading.Condition(self.lock)
         self.stopping = False
         self.round: Round | None = None
         self.warm: set[Edge] = set()
@@ -47,18 +52,20 @@ class Board:
                 self.round.fail(edge, reason)
             self.cond.notify_all()
 
-    def next_round(self, after: Round | None) -> Round | None:
+    def idle(self) -> threading.Condition:
+        """A condition for one worker; `Worker.rouse` and the lane's end notify it."""
+        return threading.Condition(self.lock)
+
+    def next_round(self, after: Round | None, idle: threading.Condition) -> Round | None:
         """Wait for a round other than ``after``; None when the lane stops."""
-        with self.cond:
-            self.cond.wait_for(lambda: self.stopping or (self.round is not None and self.round is not after))
+        with idle:
+            idle.wait_for(lambda: self.stopping or (self.round is not None and self.round is not after))
             return None if self.stopping else self.round
 
-    def round_for(self, attempt: int) -> Round | None:
+    def round_for(self, attempt: int, idle: threading.Condition) -> Round | None:
         """Wait until a round of at least ``attempt`` is current and return it; None when the lane stops."""
-        with self.cond:
-            self.cond.wait_for(
-                lambda: self.stopping or (self.round is not None and self.round.options.attempt >= attempt)
-            )
+        with idle:
+            idle.wait_for(lambda: self.stopping or (self.round is not None and self.round.options.attempt >= attempt))
             return None if self.stopping else self.round
 
     def stop(self) -> None:

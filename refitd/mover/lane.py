@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from refitd.failpoints import armed
 from refitd.hook.wire import Message
 from refitd.mover.board import Board, LaneFacts
 from refitd.mover.limit import NO_LIMIT, Limit
@@ -88,7 +89,12 @@ class Lane:
             round_.ready = {src: word for (attempt, src), word in self._ready.items() if attempt == options.attempt}
             self._ready = {key: word for key, word in self._ready.items() if key[0] > options.attempt}
             self._board.round = round_
-            self._board.cond.notify_all()
+            if not armed():
+                round_.open()
+            if (
+                armed() or round_.finished()
+            ):  # the supervisor opens it where a tester may take long, or has news to tell
+                self._board.cond.notify_all()
 
     def ready(self, attempt: int, src: str, word: int) -> None:
         """Stage 1 of ``attempt`` may read ``src`` while its loan word is ``word``; may come before the run does."""
@@ -132,7 +138,8 @@ class Lane:
             round_ = self._board.round
             if round_ is not None:
                 if self._watch is None or self._watch.round is not round_:
-                    round_.open()
+                    if not round_.opened:
+                        round_.open()
                     self._told |= self._watch.told & self._board.broken.keys() if self._watch is not None else set()
                     self._watch = RoundWatch(round_, self._send)
                 self._watch.report()

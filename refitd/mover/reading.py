@@ -28,7 +28,7 @@ class Reading:
         Raises TransportError where the loan was withdrawn, Stopped where the round has ended; nothing is mapped then.
         """
         try:
-            with self._round.touching():
+            with self._round.touching(), self._round.gathering:
                 block = next(self._blocks)
                 self.digest.update(block.data)
                 if len(block) == self.owed:

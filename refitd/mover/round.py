@@ -16,7 +16,7 @@ from weakref import WeakSet
 import numpy as np
 
 from refitd.errors import TransportError
-from refitd.failpoints import failpoint
+from refitd.failpoints import armed, failpoint
 from refitd.mover.frames import checksum, plan_tag
 from refitd.mover.memory import Memory
 from refitd.plan import execute
@@ -83,10 +83,11 @@ class Round:
         self.sums: dict[int, int] = {}  # by bucket: what kernels summed while they moved it
         self.stopped = False
         self.plan_tag = plan_tag(program.plan_digest)
+        self.gathering = threading.Lock()  # held for one block: two at a time would share a cache, and both wait more
         self._memories = memories
         self._touching, self._touch = 0, _Touch(self)
         self._held = True  # until `open`
-        self._failpoint_due = True
+        self._failpoint_due = armed()
         self._stage0_left = sum(bucket.stage == 0 for bucket in self.incoming.values())
         self._checked: WeakSet[Memory] = WeakSet()  # weak: a round that is over must not keep memory mapped
         self._mirror: Program | None = None  # the program whose sources are our destinations
@@ -94,8 +95,13 @@ class Round:
 
     # -- going on and stopping
 
+    @property
+    def opened(self) -> bool:
+        """Whether the workers may have begun."""
+        return self.span[0] > 0
+
     def open(self) -> None:
-        """Let the workers begin. Failpoints that come before the first bucket are reached here."""
+        """Let the workers begin. Failpoints that come before the first bucket are reached here, and may take long."""
         self.span[0] = time.monotonic()
         if self.incoming and failpoint("skip-trailer", role="mover", key=self.rank):
             self._skipped = max(self.incoming.values(), key=lambda bucket: bucket.nbytes).id
@@ -108,12 +114,19 @@ class Round:
         """Stop the round; on return no worker reads or writes memory for it any more."""
         with self.cond:
             self.stopped = True
-            self.cond.notify_all()
+            if not self.finished():  # else nobody waits for anything of it
+                self.cond.notify_all()
             self.cond.wait_for(lambda: self._touching == 0)
 
     def touching(self) -> AbstractContextManager[None]:
         """Around every read or write of mounted memory. Entering it raises Stopped where the round has ended."""
         return self._touch
+
+    def go_on(self) -> None:
+        """Inside `touching`, between two parts: what leaving and entering would do, and free where nothing happened."""
+        if self.stopped or self._held:
+            self.begin_touch()
+            self.end_touch()
 
     def begin_touch(self) -> None:
         """What `touching` does first: wait while the round is held, raise Stopped where it has ended."""

@@ -35,6 +35,7 @@ from refitd.store.base import (
 )
 
 Clock = Callable[[], float]
+_REST = 0.005  # seconds by which a watcher may be late
 _POLL = 0.02  # how late a watcher notices that an injected clock moved, seconds of real time
 
 
@@ -224,7 +225,16 @@ class MemoryStore:
         waits = [deadline - self._clock() for deadline in self._deadlines.values()]
         if self._poll is not None:
             waits.append(self._poll)
-        self._changed.wait(max(0.0, min(waits)) if waits else None)
+        if self._changed.wait(max(0.0, min(waits)) if waits else None) and self._poll is None:
+            self._rest()
+
+    def _rest(self) -> None:
+        """Let a burst of changes end: a reader that is woken by each would take the interpreter from their writer."""
+        self._changed.release()
+        try:
+            time.sleep(_REST)
+        finally:
+            self._changed.acquire()
 
     def _within(self, span: Span) -> builtins.list[Item]:
         return [self._items[key] for key in sorted(self._items) if span.holds(key)]

@@ -17,7 +17,7 @@ class Transport(Protocol):
         """Begin to build and warm every edge; the board's ``warm`` and ``broken`` tell how it went."""
 
     def run(self, round_: Round) -> None:
-        """Begin this round's buckets. Earlier rounds have been halted by the caller."""
+        """Begin this round's buckets. Earlier rounds have been halted by the caller, who holds the board's lock."""
 
     def progress(self) -> int:
         """Payload bytes that this transport has moved in the current round."""

@@ -39,6 +39,8 @@ class PeerTransport:
 
     def run(self, round_: Round) -> None:
         self._round = round_
+        if any(bucket.link != NETWORK for bucket in round_.incoming.values()):
+            self._worker.rouse()
 
     def progress(self) -> int:
         rx = self._round.traffic.rx if self._round else {}
@@ -64,7 +66,7 @@ class PeerWorker(Worker):
 
     def _serve(self) -> None:
         round_: Round | None = None
-        while (round_ := self.board.next_round(round_)) is not None:
+        while (round_ := self.board.next_round(round_, self.idle)) is not None:
             try:
                 self._run(round_)
             except Stopped:

@@ -55,7 +55,7 @@ class Receiver(Worker):
         self.board.mark_warm(self.edge)
         while True:
             header = Header.unpack(stream.receive(HEADER_BYTES))
-            round_ = self.board.round_for(header.attempt)
+            round_ = self.board.round_for(header.attempt, self.idle)
             if round_ is None:
                 raise Stopped
             with contextlib.suppress(Stopped):
@@ -156,13 +156,14 @@ class Receiver(Worker):
             return False
         left = len(place)
         try:
-            while left:
-                with round_.touching():
+            with round_.touching():
+                while left:
                     chunk = place[-left:][:CHUNK_BYTES]
                     got = stream.receive_some(chunk)
-                    digest.update(chunk[:got])
-                left -= got
-                stream.tick(got)
+                    digest.update(chunk if got == len(chunk) else chunk[:got])
+                    left -= got
+                    stream.tick(got)
+                    round_.go_on()
         except Stopped:
             place = chunk = None  # nothing is mapped for a round that is over
             stream.receive_into(self._room(left))

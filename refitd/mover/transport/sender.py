@@ -37,7 +37,7 @@ class Sender(Worker):
         stream = self._warm()
         self._deadline = None
         self.board.mark_warm(self.edge)
-        while (round_ := self.board.next_round(self._round)) is not None:
+        while (round_ := self.board.next_round(self._round, self.idle)) is not None:
             self._round = round_
             with contextlib.suppress(Stopped):
                 self._send_round(stream, round_)
@@ -138,6 +138,9 @@ class Sender(Worker):
 
     def _send_paced(self, stream: Stream, head: memoryview, payload: memoryview, tail: memoryview) -> None:
         """Send the three as one, ``payload`` as fast as the job's bandwidth cap lets it."""
+        if self.board.limit.rate is None:
+            stream.send(head, payload, tail)
+            return
         for parts in self.board.limit.pace(head, payload, tail, lambda: self._tick(0)):
             stream.send(*parts)
 

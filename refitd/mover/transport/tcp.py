@@ -52,6 +52,8 @@ class TcpTransport:
         for bucket in round_.incoming.values():
             if bucket.link == NETWORK:
                 self._require((bucket.src, bucket.dst), round_)
+        for worker in (*self._senders, *self._receivers.values()):
+            worker.rouse()
 
     def _require(self, edge: Edge, round_: Round) -> None:
         if edge in self._board.broken:

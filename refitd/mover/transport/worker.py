@@ -14,14 +14,20 @@ class Worker:
     """Subclasses do the work in `_serve` and wake themselves in `_interrupt`."""
 
     def __init__(self, board: Board, edge: Edge) -> None:
-        self.board, self.edge = board, edge
+        self.board, self.edge, self.idle = board, edge, board.idle()
         self._thread = threading.Thread(target=self._main, name=f"{edge[0]} -> {edge[1]}", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
+    def rouse(self) -> None:
+        """Have the worker look whether there is a round for it."""
+        with self.idle:
+            self.idle.notify_all()
+
     def interrupt(self) -> None:
         """Wake the worker; it ends because the board is stopping."""
+        self.rouse()
         self._interrupt()
 
     def join(self) -> None:
