@@ -86,8 +86,7 @@ class Round:
         self.gathering = threading.Lock()  # held for one block: two at a time would share a cache, and both wait more
         self._memories = memories
         self._touching, self._touch = 0, _Touch(self)
-        self._held = True  # until `open`
-        self._failpoint_due = armed()
+        self._held = self._failpoint_due = armed()  # until `open`: nothing moves before a tester has had its say
         self._stage0_left = sum(bucket.stage == 0 for bucket in self.incoming.values())
         self._checked: WeakSet[Memory] = WeakSet()  # weak: a round that is over must not keep memory mapped
         self._mirror: Program | None = None  # the program whose sources are our destinations
@@ -195,8 +194,9 @@ class Round:
 
     def _release(self) -> None:
         with self.cond:
-            self._held = False
-            self.cond.notify_all()
+            if self._held:
+                self._held = False
+                self.cond.notify_all()
 
     def landed(self) -> bool:
         """Whether everything that comes from sources (stage 0) is verified."""

@@ -58,3 +58,31 @@ def test_an_attempt_that_cannot_begin_is_told_to_the_leader_and_not_begun_again(
     assert len(tries) == 1
     assert [words[2] for words in told] == ["in transfer: edge a -> b: the rank went while its attempt was planned"]
     assert said[-1] == ((), "edge a -> b: the rank went while its attempt was planned", False)
+
+
+def test_the_other_ranks_hear_of_a_commit_as_soon_as_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not only when the records were looked at again: until then they are not used."""
+    happened = []
+
+    async def write(key: str, *_rest: Any, **_options: Any) -> bool:
+        happened.append(key)
+        return True
+
+    async def scenario() -> None:
+        lane = Lane("r0", (), (), (), (), "")
+        refits = {"r0": SimpleNamespace(value=SimpleNamespace(step=3, number=1))}
+        agreement = SimpleNamespace(
+            view=SimpleNamespace(refits=refits, revision_of=lambda _key: 0), write=write, compare_path=str
+        )
+        context = MagicMock(node="a", job="job", agreement=agreement)
+        driver = LaneDriver(context, "r0")
+        mate = SimpleNamespace(
+            key="engine/r0/1", receiving=True, lent_for=PUBLISHED, told=None, told_at=0.0, step=0, session=MagicMock()
+        )
+        mate.session.event.side_effect = lambda name, **_fields: happened.append(name)
+        monkeypatch.setattr(driver, "my_members", lambda: [mate])
+        await driver._report_commit(lane, PUBLISHED)
+        await driver.close()
+
+    asyncio.run(scenario())
+    assert happened == ["commits/r0", "commit"]

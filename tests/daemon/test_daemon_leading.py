@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import MagicMock
+from unittest.mock import AsyncMock, MagicMock
 
 import pytest
 
@@ -34,3 +34,36 @@ def test_what_a_leader_decided_is_not_written_under_its_successor(leads: str, wr
     leading = Leading(MagicMock(node="a", agreement=agreement, membership=membership))
     assert asyncio.run(leading._carry_out(WRITE)) is bool(writes)
     assert asked == [("lanes/r0", [CreateRevision("leader", 9)])] * writes
+
+
+@pytest.mark.parametrize(("key", "poked"), [("lanes/r0", ["r0"]), ("refits/r0", ["r0"]), ("generation", [])])
+def test_a_lane_hears_at_once_what_was_decided_for_it(key: str, poked: list[str]) -> None:
+    """It looks before the leader looks again: there may be nothing more to decide, and much to begin."""
+    view, order = View(), []
+    view.put("leader", encode(Leader("a", "life of a")), 9, 9)
+    agreement = MagicMock(view=view, write=AsyncMock(return_value=True))
+    job = MagicMock(node="a", agreement=agreement)
+    job.membership.incarnation, job.membership.joined = "life of a", True
+    leading = Leading(job)
+
+    async def lane(woken: asyncio.Event) -> None:
+        await woken.wait()
+        order.append("lane")
+
+    async def decide() -> bool:
+        order.append("decide")
+        return order.count("decide") == 1 and await leading._carry_out(Write(key, b"{}", 3, "a test"))
+
+    async def scenario() -> None:
+        woken = asyncio.Event()
+        job.poke_lane.side_effect = lambda _replica: woken.set()
+        task = asyncio.create_task(lane(woken))
+        await asyncio.sleep(0)
+        leading._decide = decide  # type: ignore[method-assign]
+        await leading.lead()
+        woken.set()
+        await task
+
+    asyncio.run(scenario())
+    assert [call.args[0] for call in job.poke_lane.call_args_list] == poked
+    assert order == (["decide", "lane", "decide"] if poked else ["decide", "decide", "lane"])

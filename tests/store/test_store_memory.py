@@ -77,3 +77,27 @@ def test_each_memory_url_is_a_store_of_its_own() -> None:
     assert two.get("k") is None
     one.close()
     two.close()
+
+
+def test_a_reader_is_woken_once_for_a_burst_of_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It hears of all of them, in order, when the writer has had its time."""
+    store, over, rests = MemoryStore(), threading.Event(), []
+
+    def rest(_seconds: float) -> None:
+        rests.append(_seconds)
+        assert over.wait(10)
+
+    monkeypatch.setattr("refitd.store.memory.time.sleep", rest)
+    watch, heard = store.watch("", 2), []
+    reader = threading.Thread(target=lambda: heard.extend(next(watch) for _ in range(20)))
+    reader.start()
+    while not rests:
+        store.put("first", b"")
+    revisions = [store.put(f"k{n}", b"") for n in range(19)]
+    over.set()
+    reader.join(10)
+    store.close()
+    assert len(heard) == 20
+    assert len(rests) == 1
+    assert [event.item.mod_revision for event in heard] == list(range(2, 22))
+    assert revisions[0] >= 3
