@@ -43,6 +43,7 @@ def test_a_lane_hears_at_once_what_was_decided_for_it(key: str, poked: list[str]
     view.put("leader", encode(Leader("a", "life of a")), 9, 9)
     agreement = MagicMock(view=view, write=AsyncMock(return_value=True))
     job = MagicMock(node="a", agreement=agreement)
+    job.agreement.following.follow_all = AsyncMock()
     job.membership.incarnation, job.membership.joined = "life of a", True
     leading = Leading(job)
 
