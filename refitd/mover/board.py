@@ -31,6 +31,7 @@ class Board:
     def __init__(self, facts: LaneFacts, limit: Limit = NO_LIMIT) -> None:
         self.facts, self.limit = facts, limit
         self.lock = threading.RLock()
+        self._idle: list[threading.Condition] = []
         self.cond = threading.Condition(self.lock)
         self.stopping = False
         self.round: Round | None = None
@@ -54,7 +55,8 @@ class Board:
 
     def idle(self) -> threading.Condition:
         """A condition for one worker; `Worker.rouse` and the lane's end notify it."""
-        return threading.Condition(self.lock)
+        self._idle.append(threading.Condition(self.lock))
+        return self._idle[-1]
 
     def next_round(self, after: Round | None, idle: threading.Condition) -> Round | None:
         """Wait for a round other than ``after``; None when the lane stops."""
@@ -71,4 +73,5 @@ class Board:
     def stop(self) -> None:
         with self.cond:
             self.stopping = True
-            self.cond.notify_all()
+            for cond in (self.cond, *self._idle):
+                cond.notify_all()

@@ -91,9 +91,7 @@ class Lane:
             self._board.round = round_
             if not armed():
                 round_.open()
-            if (
-                armed() or round_.finished()
-            ):  # the supervisor opens it where a tester may take long, or has news to tell
+            if armed() or round_.finished():  # the supervisor opens what a tester may hold, and tells what is done
                 self._board.cond.notify_all()
 
     def ready(self, attempt: int, src: str, word: int) -> None:

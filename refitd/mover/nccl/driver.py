@@ -67,7 +67,7 @@ class Driver(Worker):
         try:
             self._build()
             round_: Round | None = None
-            while (round_ := self.board.next_round(round_)) is not None:
+            while (round_ := self.board.next_round(round_, self.idle)) is not None:
                 self._run(round_)
         except CommunicatorError as error:
             for edge in self._links.edges:

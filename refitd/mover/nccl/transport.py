@@ -68,6 +68,7 @@ class NcclTransport:
                 round_.fail(edge, self._board.broken[edge])
             elif edge not in self._board.warm:
                 round_.fail(edge, "edge was not built")
+        self._driver.rouse()
 
     def progress(self) -> int:
         if self._round is None:

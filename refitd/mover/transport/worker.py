@@ -27,7 +27,6 @@ class Worker:
 
     def interrupt(self) -> None:
         """Wake the worker; it ends because the board is stopping."""
-        self.rouse()
         self._interrupt()
 
     def join(self) -> None:
