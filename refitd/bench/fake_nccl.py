@@ -87,7 +87,7 @@ class FakeComm:
         self._peers: dict[int, _Peer] = {}
         self._state, self._revoked, self._children = IN_PROGRESS, False, 0
         self._stop = threading.Event()
-        self._threads = [threading.Thread(target=self._connect, daemon=True)]
+        self._threads = [threading.Thread(target=self._connect, name="fake nccl connects", daemon=True)]
         self._threads[0].start()
 
     def state(self) -> str:
@@ -213,8 +213,10 @@ class _Peer:
         self.incoming: queue.Queue[tuple[Part, _FakeWork] | None] = queue.Queue()
         sock.settimeout(None)
         self._threads = [
-            threading.Thread(target=self._serve, args=(self.outgoing, self._send), daemon=True),
-            threading.Thread(target=self._serve, args=(self.incoming, self._receive), daemon=True),
+            threading.Thread(target=self._serve, args=(self.outgoing, self._send), name="fake nccl sends", daemon=True),
+            threading.Thread(
+                target=self._serve, args=(self.incoming, self._receive), name="fake nccl takes", daemon=True
+            ),
         ]
         for thread in self._threads:
             thread.start()

@@ -33,7 +33,7 @@ def test_options_choose_one_of_each():
 
 @pytest.mark.parametrize(
     "argv",
-    [[], ["repair"], ["refit", "--device", "cuda", "--transport", "tcp"], ["refit", "--model", "1GiB"],
+    [[], ["mend"], ["refit", "--device", "cuda", "--transport", "tcp"], ["refit", "--model", "1GiB"],
      ["refit", "--transport", "nccl"],
      ["refit", "--repeats", "1"], ["refit", "--repeats", "many"]],
 )  # fmt: skip

@@ -129,8 +129,7 @@ def _shrink(
     if old is None:
         raise CommunicatorError(SHRINK, "there is nothing to shrink")
     comm = old.shrink(change.gone, change.died, "refit-shrunk")
-    settle(SHRINK, [old, comm], deadline, _idle)
-    return comm
+    return _made(SHRINK, comm, deadline, old)
 
 
 def _grow(
@@ -140,15 +139,13 @@ def _grow(
         raise CommunicatorError(GROW, f"NCCL {library.version} cannot")
     if old is None:
         comm = library.join(change.size, change.rank, bytes.fromhex(meeting.hear("grow id", deadline)), "refit-grown")
-        settle(GROW, [comm], deadline, _idle)
-        return comm
+        return _made(GROW, comm, deadline)
     id_ = None
     if change.rank == 0:
         id_ = old.grow_id()
         meeting.tell("grow id", id_.hex())
     comm = old.grow(change.size, id_, "refit-grown")
-    settle(GROW, [old, comm], deadline, _idle)
-    return comm
+    return _made(GROW, comm, deadline, old)
 
 
 def _fresh(
@@ -158,10 +155,24 @@ def _fresh(
         if change.rank == 0:
             meeting.tell("id", library.unique_id().hex())
         id_ = bytes.fromhex(meeting.hear("id", deadline))
-        comm = library.init(change.size, change.rank, id_, "refit-fresh")
-        settle(FRESH, [comm], deadline, _idle)
-    with clock.step("first transfer"):
-        _ring(comm, change, scratch, deadline)
+        comm = _made(FRESH, library.init(change.size, change.rank, id_, "refit-fresh"), deadline)
+    try:
+        with clock.step("first transfer"):
+            _ring(comm, change, scratch, deadline)
+    except CommunicatorError:
+        _abort(comm, clock)
+        raise
+    return comm
+
+
+def _made(what: str, comm: Communicator, deadline: float, old: Communicator | None = None) -> Communicator:
+    """``comm`` once it is there; one that does not come about is aborted, so that nothing of it is left."""
+    try:
+        settle(what, [comm] if old is None else [old, comm], deadline, _idle)
+    except CommunicatorError:
+        with contextlib.suppress(CommunicatorError):
+            comm.abort()
+        raise
     return comm
 
 
