@@ -18,7 +18,7 @@ def cleanup(view: View, facts: Facts) -> Iterator[Write]:
     yield from (_delete(view, f"reports/{name}", "an old report") for name in old)
     for replica in view.acked():
         compute = functools.partial(_old_acks, view, replica)
-        yield from view.memo(("old_acks", replica), (f"acks/{replica}", "lanes"), compute)
+        yield from view.memo(("old_acks", replica), (f"acks/{replica}", f"lanes/{replica}"), compute)
     for replica in sorted(facts.gone):
         for key in (f"lanes/{replica}", f"refits/{replica}", f"commits/{replica}"):
             if view.revision_of(key):

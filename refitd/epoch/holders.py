@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
@@ -102,7 +103,12 @@ def draining(view: View) -> frozenset[str]:
 
 def natural(slot: Slot | SlotId) -> tuple[str, int]:
     """Sorts slots by group and rank number."""
-    group, _, rank = slot.key.rpartition("/")
+    return _group_and_rank(slot.key)
+
+
+@functools.lru_cache(1 << 16)
+def _group_and_rank(key: str) -> tuple[str, int]:
+    group, _, rank = key.rpartition("/")
     return group, int(rank)
 
 

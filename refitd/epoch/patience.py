@@ -10,13 +10,12 @@ import collections
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 
 from refitd.epoch.cleanup import durable
 from refitd.epoch.facts import Facts
 from refitd.epoch.publish import unpublished
-from refitd.epoch.records import Lane, Member
-from refitd.epoch.stage import started
+from refitd.epoch.records import Member
+from refitd.epoch.stage import said, started
 from refitd.epoch.view import Stored, View
 
 EMPTY_SECONDS = 60.0  # a job that has no records any more is given up sooner
@@ -151,16 +150,7 @@ def _of(kind: str, over: set[object]) -> frozenset[str]:
 
 def _unheard(view: View) -> Iterator[tuple[str, str]]:
     """(replica, node) pairs whose node has not said a word under the lane's present token."""
-    for replica, lane in view.open_lanes().items():
-        yield from view.memo(
-            ("unheard", replica), (f"acks/{replica}", "lanes"),
-            partial(_unheard_of, view, replica, lane),
-        )  # fmt: skip
-
-
-def _unheard_of(view: View, replica: str, lane: Lane) -> list[tuple[str, str]]:
-    acks = view.lane_acks(replica, lane.nodes)
-    return [(replica, node) for node, ack in zip(lane.nodes, acks, strict=True) if ack is None]
+    return ((replica, node) for replica in view.open_lanes() for node in said(view, replica).silent)
 
 
 def _pausing(view: View) -> Iterator[tuple[str, int]]:

@@ -7,6 +7,8 @@ from typing import NamedTuple
 from refitd.epoch.records import PHASES, Ack, Lane, PubId
 from refitd.epoch.view import View
 
+Word = tuple[str, int, int, str]  # phase, publication, plan digest
+
 
 class Stage(NamedTuple):
     """``name``: gone, build, failed, parked, idle, prepare, transfer, commit, committed."""
@@ -14,6 +16,37 @@ class Stage(NamedTuple):
     name: str
     publication: PubId | None
     reason: str
+
+
+class Said(NamedTuple):
+    """What the nodes of a lane have said under its present token, in one pass over their acks.
+
+    ``words``: (phase, publication, plan digest) and the nodes that said it, in order; ``silent``: nodes without a word.
+    """
+
+    words: dict[Word, list[str]]
+    silent: list[str]
+
+
+def said(view: View, replica: str) -> Said:
+    """The words of a replica's lane, which has a record."""
+    return view.memo(("said", replica), (f"acks/{replica}", f"lanes/{replica}"), lambda: _said(view, replica))
+
+
+def _said(view: View, replica: str) -> Said:
+    words: dict[Word, list[str]] = {}
+    silent = []
+    nodes = view.lanes[replica].value.nodes
+    for node, ack in zip(nodes, view.lane_acks(replica, nodes), strict=True):
+        if ack is None:
+            silent.append(node)
+            continue
+        word = ack.phase, ack.generation, ack.revision, ack.digest
+        if word in words:
+            words[word].append(node)
+        else:
+            words[word] = [node]
+    return Said(words, silent)
 
 
 def stage(view: View, replica: str) -> Stage:
@@ -46,14 +79,12 @@ def served(view: View, lane: Lane, publication: PubId) -> bool:
 
 def verified(view: View, lane: Lane, publication: PubId) -> bool:
     """Whether every member node has verified every planned byte, so that no source is needed any more."""
-    return committed(view, lane, publication) or _reached(
-        view, lane.replica, lane.member_nodes, publication, "verified"
-    )
+    return committed(view, lane, publication) or not _waiting(view, lane, publication, "verified")
 
 
 def started(view: View, lane: Lane, publication: PubId) -> bool:
     """Whether a byte of the publication may have moved in the lane under its present token."""
-    return _reached(view, lane.replica, lane.nodes, publication, "prepared")
+    return not _waiting(view, lane, publication, "prepared")
 
 
 def hopeless(view: View, lane: Lane) -> str:
@@ -66,25 +97,17 @@ def hopeless(view: View, lane: Lane) -> str:
 
 def stable(view: View, lane: Lane) -> bool:
     """Whether all nodes of the lane have built it under its present token, to one plan."""
-    kinds = (f"acks/{lane.replica}", "lanes")
-
-    def compute() -> bool:
-        return _building(lane, view.lane_acks(lane.replica, lane.nodes), None) is None
-
-    return view.memo(("stable", lane.replica), kinds, compute)
+    words, silent = said(view, lane.replica)
+    return not silent and not any(word[0] == "failed" for word in words) and len({word[3] for word in words}) < 2
 
 
 def digests(view: View, lane: Lane) -> dict[str, set[str]]:
     """The plan digests that nodes of the lane have said under its present token, and who said which."""
-
-    def compute() -> dict[str, set[str]]:
-        found: dict[str, set[str]] = {}
-        for node, ack in zip(lane.nodes, view.lane_acks(lane.replica, lane.nodes), strict=True):
-            if ack and ack.phase in PHASES:
-                found.setdefault(ack.digest, set()).add(node)
-        return found
-
-    return view.memo(("digests", lane.replica), (f"acks/{lane.replica}", "lanes"), compute)
+    found: dict[str, set[str]] = {}
+    for (phase, _generation, _revision, digest), nodes in said(view, lane.replica).words.items():
+        if phase in PHASES:
+            found.setdefault(digest, set()).update(nodes)
+    return found
 
 
 def _building(lane: Lane, acks: list[Ack | None], publication: PubId | None) -> Stage | None:
@@ -104,28 +127,33 @@ def _refitting(view: View, lane: Lane, publication: PubId | None) -> Stage:
     if publication is None:
         return Stage("idle", None, "nothing is published")
     if not started(view, lane, publication):
-        waiting = _waiting(view, lane.replica, lane.nodes, publication, "prepared")
+        waiting = ", ".join(_waiting(view, lane, publication, "prepared"))
         return Stage("prepare", publication, f"waiting for {waiting} to lend memory")
     if not verified(view, lane, publication):
-        waiting = _waiting(view, lane.replica, lane.member_nodes, publication, "verified")
+        waiting = ", ".join(_waiting(view, lane, publication, "verified"))
         return Stage("transfer", publication, f"waiting for {waiting} to verify")
     return Stage("commit", publication, "every member verified every planned byte")
 
 
-def _reached(view: View, replica: str, nodes: tuple[str, ...], publication: PubId, phase: str) -> bool:
-    return not _waiting(view, replica, nodes, publication, phase)
+def _waiting(view: View, lane: Lane, publication: PubId, phase: str) -> list[str]:
+    """Nodes that the phase still waits for: all must have prepared, only members verify."""
+    kinds = (f"acks/{lane.replica}", f"lanes/{lane.replica}")
+    return view.memo(
+        ("waiting", lane.replica, publication, phase), kinds, lambda: _late(view, lane, publication, phase)
+    )
 
 
-def _waiting(view: View, replica: str, nodes: tuple[str, ...], publication: PubId, phase: str) -> str:
-    def compute() -> str:
-        acks = zip(nodes, view.lane_acks(replica, nodes), strict=True)
-        return ", ".join(node for node, ack in acks if not _at_least(ack, publication, phase))
+def _late(view: View, lane: Lane, publication: PubId, phase: str) -> list[str]:
+    words, silent = said(view, lane.replica)
+    late = set(silent)
+    for word, nodes in words.items():
+        if not _at_least(word, publication, phase):
+            late.update(nodes)
+    return [node for node in (lane.member_nodes if phase == "verified" else lane.nodes) if node in late] if late else []
 
-    name = "waiting", replica, len(nodes), publication, phase
-    return view.memo(name, (f"acks/{replica}", "lanes"), compute)
 
-
-def _at_least(ack: Ack | None, publication: PubId, phase: str) -> bool:
-    if ack is None or ack.id != publication or ack.phase not in PHASES:
+def _at_least(word: Word, publication: PubId, phase: str) -> bool:
+    said_phase, generation, revision, _digest = word
+    if (generation, revision) != publication or said_phase not in PHASES:
         return False
-    return PHASES.index(ack.phase) >= PHASES.index(phase)
+    return PHASES.index(said_phase) >= PHASES.index(phase)

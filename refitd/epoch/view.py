@@ -111,6 +111,8 @@ class View:
         self.versions[kind] = self.changes
         if kind == "acks":
             self._index_ack(name)
+        elif kind == "lanes":
+            self.versions[f"lanes/{name}"] = self.changes
 
     def _index_ack(self, name: str) -> None:
         replica, _, node = name.partition("/")
@@ -122,7 +124,10 @@ class View:
             acks.pop(node, None)
 
     def memo(self, name: object, kinds: tuple[str, ...], compute: Callable[[], T]) -> T:
-        """What ``compute`` gives, kept until a record of one of the kinds changes; ``acks/<replica>`` is a kind too."""
+        """What ``compute`` gives, kept until a record of one of the kinds changes.
+
+        ``acks/<replica>`` and ``lanes/<replica>`` are kinds too.
+        """
         known = tuple(map(self.versions.get, kinds))
         if len(self._memo) > MEMO_SIZE:
             self._memo.clear()
