@@ -7,7 +7,7 @@ from epoch_scale import LANES, RANKS, TRAINER_NODES, calls, play
 
 # Functions entered in one decision; `python tests/epoch/epoch_scale.py` prints them with the time that they take.
 MOST = {
-    "everything is new": 210_000,
+    "everything is new": 60_000,
     "a node has said a word": 25_000,
     "a trainer node is gone, and lanes go on with the others": 66_000,
     "a replica has committed": 60_000,

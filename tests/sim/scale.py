@@ -17,6 +17,7 @@ from .scenario import Scenario, run
 from .world import World
 
 CONVERGE_SECONDS = 60.0
+ASKED = ("get", "list", "txn", "watch")  # keepalives go on whatever happens
 
 
 @dataclass
@@ -25,7 +26,8 @@ class Cost:
 
     name: str
     writes: Counter[str] = field(default_factory=Counter)
-    told: int = 0
+    asked: Counter[str] = field(default_factory=Counter)
+    told: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
 
     @property
@@ -39,16 +41,20 @@ class Meter:
     def __init__(self, world: World) -> None:
         self.world = world
 
-    def _now(self) -> tuple[Counter[str], int]:
-        return Counter(self.world.etcd.writes), self.world.etcd.told.total()
+    def _now(self) -> tuple[Counter[str], Counter[str], Counter[str]]:
+        world = self.world
+        return (
+            Counter(world.etcd.writes),
+            Counter({kind: world.counts[kind] for kind in ASKED}),
+            Counter(world.etcd.told),
+        )
 
     async def measure(self, name: str, act: Any, settle: Any) -> Cost:
-        writes, told = self._now()
-        started = self.world.loop.now
+        before, started = self._now(), self.world.loop.now
         act()
         await settle()
-        after, told_after = self._now()
-        return Cost(name, after - writes, told_after - told, self.world.loop.now - started)
+        writes, asked, told = (after - first for first, after in zip(before, self._now(), strict=True))
+        return Cost(name, writes, asked, told, self.world.loop.now - started)
 
 
 def hosts(nodes: int, lanes: int) -> tuple[int, list[int]]:
@@ -61,7 +67,7 @@ def hosts(nodes: int, lanes: int) -> tuple[int, list[int]]:
 async def measure(scenario: Scenario, nodes: int, lanes: int) -> dict[str, Any]:
     """Start everything; then kill one mover, one engine rank, and the trainers' run, and count what that costs."""
     world = scenario.world
-    world.watch_delay = 0.05
+    world.watch_delay, world.late_spans = 0.05, 0.0
     world.train_seconds, world.patience = 20.0, 60.0
     trainers, sizes = hosts(nodes, lanes)
     scenario.build_wide(trainers, [(size, HOST_SHADOW if i % 4 == 3 else IN_PLACE) for i, size in enumerate(sizes)])
@@ -94,8 +100,12 @@ async def measure(scenario: Scenario, nodes: int, lanes: int) -> dict[str, Any]:
 
 def cost(measured: Cost) -> dict[str, Any]:
     """As it is printed."""
-    return {"writes": measured.total, "by_kind": dict(sorted(measured.writes.items())), "watch_events": measured.told,
-            "seconds": round(measured.seconds, 2)}  # fmt: skip
+    return {
+        "writes": measured.total, "by_kind": dict(sorted(measured.writes.items())),
+        "requests": dict(sorted(measured.asked.items())),
+        "watch_events": measured.told.total(), "watch_events_of_a_node_max": max(measured.told.values(), default=0),
+        "seconds": round(measured.seconds, 2),
+    }  # fmt: skip
 
 
 def kill_a_mover(world: World, replica: str) -> None:
