@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from refitd.daemon.mount import mount
 from refitd.daemon.rank import LocalRank
-from refitd.daemon.turn import Built, sides
+from refitd.daemon.turn import Built
 from refitd.epoch.records import Lane, PubId
 from refitd.epoch.release import published
 from refitd.errors import TransportError
 from refitd.hook.memfd import create_document
-from refitd.plan import Bucket, Held, Plan, Program, make_plan
+from refitd.plan import Bucket, Held, Plan, Program
 from refitd.telemetry.history import Refit
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Attempt:
     async def start(cls, driver: LaneDriver, lane: Lane, built: Built, publication: PubId) -> Attempt:
         """Plan what is still missing and set our movers to it. Raises PlanError, TransportError."""
         held = await _all_held(driver, lane)
-        plan = await _remainder(driver, lane, held) if held else built.plan
+        plan = _remainder(driver, built.plan, held) if held else built.plan
         driver.context.metrics.attempt("remainder" if held else "whole")
         attempt = cls(driver, lane, built, plan, publication)
         for key in sorted(built.handles, key=attempt.members.__contains__):  # sources first: they have work at once
@@ -185,9 +185,8 @@ async def _all_held(driver: LaneDriver, lane: Lane) -> dict[str, Held]:
     return held
 
 
-async def _remainder(driver: LaneDriver, lane: Lane, held: dict[str, Held]) -> Plan:
-    sources, members, neighbours = await sides(driver.context, lane)
+def _remainder(driver: LaneDriver, whole: Plan, held: dict[str, Held]) -> Plan:
     began = time.monotonic()
-    plan = make_plan(sources, members, neighbours, held, driver.context.config.data.bucket_bytes)
+    plan = whole.left(held)
     driver.context.metrics.planned("remainder", time.monotonic() - began)
     return plan

@@ -8,21 +8,27 @@ integers.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
 
+from refitd.errors import InputError
+from refitd.layout import codec
+
 Ints = NDArray[np.int64]
 Template = tuple[str, ...]  # the literal parts around zero, one or two numbers
 
 _BITS = 24
+_MASK = (1 << _BITS) - 1
 _TOP = (1 << _BITS) - 2  # the largest number that is cut out; greater ones stay in the text
 
 
 class Names(Sequence[str]):
     """An immutable sequence of distinct names. ``templates``: literal parts; ``codes`` (N,): template and numbers."""
+
+    SHIFT = 2 * _BITS  # where the template's number stands in a code
 
     def __init__(self, templates: Sequence[Template], codes: Ints) -> None:
         self.templates, self.codes = tuple(templates), codes
@@ -51,6 +57,20 @@ class Names(Sequence[str]):
     def __len__(self) -> int:
         return len(self.codes)
 
+    @classmethod
+    def from_records(cls, templates: object, codes: Ints) -> Names:
+        """From the ``templates`` and ``codes`` of names that came from elsewhere. Raises InputError on garbage."""
+        if not isinstance(templates, list) or not all(map(_is_template, templates)):
+            raise InputError("names, templates", "lists of one to three strings", repr(templates)[:80])
+        codec.require_range("names, template", codes >> cls.SHIFT, len(templates))
+        if len(np.unique(codes)) != len(codes):
+            raise InputError("names, codes", "each name once", "one twice")
+        parts = np.array([len(template) for template in templates], dtype=np.int64)[codes >> cls.SHIFT]
+        first, second = (codes >> _BITS) & _MASK, codes & _MASK
+        if ((first > 0) != (parts > 1)).any() or ((second > 0) != (parts > 2)).any():
+            raise InputError("names, codes", "a number for each gap of a template", "others")
+        return cls([tuple(template) for template in templates], codes.copy())
+
     @overload
     def __getitem__(self, index: int) -> str: ...
     @overload
@@ -66,6 +86,17 @@ class Names(Sequence[str]):
 
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and self.find(name) >= 0
+
+    def joined(self, other: Names) -> tuple[Names, Ints, Ints]:
+        """The names of both, each once and in one order whichever comes first; and where those of each are in it."""
+        templates = sorted({*self.templates, *other.templates})
+        ids = {template: i for i, template in enumerate(templates)}
+        codes = []
+        for names in (self, other):
+            number = np.array([ids[template] for template in names.templates], dtype=np.int64)
+            codes.append((number[names.codes >> self.SHIFT] << self.SHIFT) | (names.codes & ((1 << self.SHIFT) - 1)))
+        every = np.unique(np.concatenate(codes))
+        return Names(templates, every), *(np.searchsorted(every, own) for own in codes)
 
     def take(self, indices: Ints) -> list[str]:
         """The names at these indices."""
@@ -117,6 +148,11 @@ def _code(template: int, *numbers: Ints | int) -> Ints | int:
     return code
 
 
+def _is_template(value: object) -> bool:
+    return isinstance(value, list) and 1 <= len(value) <= 3 and all(isinstance(part, str) for part in value)
+
+
+@lru_cache(maxsize=1 << 16)  # the same names come again with every rank and every plan
 def _parse(name: str) -> tuple[Template, tuple[int, ...]]:
     parts: list[str] = [""]
     numbers: list[int] = []

@@ -65,7 +65,7 @@ class _Reader:
         self._facts: list[tuple[Fact, str]] = []
         self._storages: dict[StorageKey, int] = {}
         self._geometries: dict[tuple[Fact, bytes], int] = {}
-        self._known: dict[tuple[str, ...], Ints] = {}
+        self._known: dict[tuple[str, ...], tuple[Ints, Mapping[str, Fact]]] = {}
         self._bad: list[InputError] = []
 
     def tables(self) -> Tables:
@@ -100,10 +100,12 @@ class _Reader:
 
     def _tensor_numbers(self, number: int, layout: Layout) -> Ints:
         key = self.keys[self.ranks[number][0]]
-        found = self._known.get(layout.tensor_names)
+        found, facts = self._known.get(layout.tensor_names, (None, {}))
+        if found is not None and facts == layout.tensors:
+            return found
         if found is None:
             found = np.array([self._tensors.setdefault(n, len(self._tensors)) for n in layout.tensors], dtype=np.int64)
-            self._known[layout.tensor_names] = found
+            self._known[layout.tensor_names] = found, layout.tensors
         for tensor, (name, fact) in zip(found.tolist(), layout.tensors.items(), strict=True):
             if tensor == len(self._facts):
                 self._facts.append((fact, key))

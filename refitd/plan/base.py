@@ -37,3 +37,6 @@ class Plan(Protocol):
 
     def held(self, rank: str, buckets: Iterable[int]) -> Held:
         """What ``rank`` has once these of its buckets are verified. Raises InputError for buckets of others."""
+
+    def left(self, held: Mapping[str, Held]) -> Plan:
+        """The same without what ranks hold already, by key."""

@@ -63,14 +63,19 @@ def slowest(loads: Loads, topology: Topology) -> int:
     return int(np.max([out + loads.sent * wait, into + loads.received * wait, inside], initial=0))
 
 
+def hop(loads: Loads, topology: Topology, bucket_bytes: int) -> int:
+    """Nanoseconds that a relay holds the last bucket back: one bucket, or the mean message where that is smaller."""
+    message = int((-(-loads.ingress // np.maximum(loads.received, 1))).max(initial=0))
+    return min(bucket_bytes, message) * 1000 // max(topology.entry_bandwidth // 10**6, 1) + topology.network.latency
+
+
 def estimate(loads: Loads, topology: Topology, depth: int, bucket_bytes: int) -> float:
     """Seconds: the slowest rank's bytes and messages on its busiest link, and the last bucket's way through a relay."""
-    wire, near = topology.entry_bandwidth, min(topology.peer.bandwidth, topology.fabric.bandwidth)
+    near = min(topology.peer.bandwidth, topology.fabric.bandwidth)
     last = min(bucket_bytes, int(loads.ingress.max(initial=0)))
-    hop = last / wire + topology.network.latency / 1e9 if depth else 0.0
     inside = int(loads.near_in.max(initial=0))
     tail = topology.peer.latency / 1e9 + min(last, inside) / near if inside else 0.0
-    return slowest(loads, topology) / 1e9 + depth * hop + tail
+    return (slowest(loads, topology) + depth * hop(loads, topology, bucket_bytes)) / 1e9 + tail
 
 
 def bound_seconds(bounds: Bounds, near: int, topology: Topology) -> float:

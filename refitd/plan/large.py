@@ -1,14 +1,17 @@
 """The factored way for `make_plan`: layouts of single ranks become sides, and nothing loops over their pieces.
 
-It serves a whole refit of one lane, where all members have one dtype a tensor. A remainder, a joiner with neighbours
-and ranks of several dtypes go the other way (`planner`), region by region.
+It serves one lane, where all members have one dtype a tensor, and what is left of its plan (`SidePlan.left`). A joiner
+with neighbours and ranks of several dtypes go the other way (`planner`), region by region.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import NamedTuple
 
 from refitd.errors import LayoutError, MismatchError
+from refitd.layout.layout import Fact, Layout
 from refitd.layout.side import Side
 from refitd.layout.side_factor import side_from_layouts
 from refitd.plan.regions import MIN_CHUNK
@@ -29,7 +32,11 @@ def is_large(sources: Sequence[Rank], members: Sequence[Rank]) -> bool:
     if sum(len(rank.layout.instances) for rank in (*sources, *members)) < PIECES:
         return False
     dtypes: dict[str, str] = {}
+    seen: list[Mapping[str, Fact]] = []
     for rank in members:
+        if rank.layout.tensors in seen:  # most ranks know the same tensors
+            continue
+        seen.append(rank.layout.tensors)
         for name, (_, dtype) in rank.layout.tensors.items():
             if dtypes.setdefault(name, dtype) != dtype:
                 return False
@@ -41,12 +48,34 @@ def plan_large(sources: Sequence[Rank], members: Sequence[Rank], bucket_bytes: i
     return plan_sides(_side(sources), _side(members), _NODES, relays=False, bucket_bytes=max(bucket_bytes, 16))
 
 
+class _Same(NamedTuple):
+    """A rank; equal to another of the same key and place and the very same layout."""
+
+    key: str
+    node: str
+    domain: str
+    number: int
+    layout: Layout
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self[:4] == other[:4]
+
+    def __hash__(self) -> int:
+        return hash(self[:4])
+
+
 def _side(ranks: Sequence[Rank]) -> Side:
     """Ranks in the order of their keys; every node of a domain is a domain of its own, as movers read only in a
     node."""
-    ordered: Mapping[str, Rank] = {rank.key: rank for rank in sorted(ranks, key=lambda rank: rank.key)}
-    places = {key: (rank.node, f"{rank.domain}/{rank.node}") for key, rank in ordered.items()}
+    ordered = sorted(ranks, key=lambda rank: rank.key)
+    return _known(tuple(_Same(r.key, r.node, r.domain, id(r.layout), r.layout) for r in ordered))
+
+
+@lru_cache(maxsize=4)
+def _known(ranks: tuple[_Same, ...]) -> Side:
+    """Factored once for as long as the ranks are the same: when a source is lost, the destination is what it was."""
+    places = {rank.key: (rank.node, f"{rank.domain}/{rank.node}") for rank in ranks}
     try:
-        return side_from_layouts({key: rank.layout for key, rank in ordered.items()}, places)
+        return side_from_layouts({rank.key: rank.layout for rank in ranks}, places)
     except LayoutError as error:
         raise MismatchError(error.violations) from None

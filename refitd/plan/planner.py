@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from itertools import islice
 
 import numpy as np
 
-from refitd.errors import InputError
+from refitd.errors import InputError, PlanError
 from refitd.layout import Box, check_match
 from refitd.layout.box import Ints
 from refitd.plan.base import Plan
@@ -22,7 +23,7 @@ from refitd.plan.program import LINKS, Bucket, Program
 from refitd.plan.proof import prove
 from refitd.plan.regions import Regions, make_regions, places_of
 from refitd.plan.route import route
-from refitd.plan.tables import MEMBER, Rank, Table, build_table, held_boxes
+from refitd.plan.tables import MEMBER, NEIGHBOUR, SOURCE, Rank, Table, build_table, held_boxes
 
 BUCKET_BYTES = 4 << 20
 MIN_BUCKET_BYTES = 8  # one element of the widest dtype
@@ -38,6 +39,7 @@ class BoxPlan:
     buckets: tuple[Bucket, ...]
     _table: Table = field(repr=False)
     _moves: Moves = field(repr=False)
+    _bucket_bytes: int = BUCKET_BYTES
 
     @property
     def ranks(self) -> tuple[str, ...]:
@@ -70,6 +72,15 @@ class BoxPlan:
                 boxes.setdefault(name, []).append(box)
         return Held(boxes)
 
+    def left(self, held: Mapping[str, Held]) -> Plan:
+        """The plan of the same ranks without what they hold already, by key. Raises what `make_plan` raises."""
+        roles = self._table.roles.tolist()
+        sources, neighbours, members = (
+            [rank for rank, role in zip(self._table.ranks, roles, strict=True) if role == wanted]
+            for wanted in (SOURCE, NEIGHBOUR, MEMBER)
+        )
+        return make_plan(sources, members, neighbours, held, self._bucket_bytes) if held else self
+
     def _filled(self, move: int) -> tuple[str, Box]:
         row = int(self._moves.dst[move])
         dims = int(self._table.dims[np.searchsorted(self._table.start, row, side="right") - 1])
@@ -97,15 +108,18 @@ def make_plan(
     held = dict(held or {})
     near = {(r.domain, r.node) for r in members}
     neighbours = [r for r in neighbours if (r.domain, r.node) in near]
-    if not held and not neighbours and is_large(sources, members):
-        return plan_large(sources, members, bucket_bytes)
+    if not neighbours and is_large(sources, members):
+        with suppress(PlanError) if held else nullcontext():  # what no source holds, a mate may
+            return plan_large(sources, members, bucket_bytes).left(held)
     check_match({r.key: r.layout for r in sources}, {r.key: r.layout for r in members})
     table = build_table(sources, neighbours, members)
     regions = _regions(table, held, bucket_bytes)
     moves, buckets = fill(table, expand(table, route(table, regions)), bucket_bytes)
     prove(table, moves, buckets, held, bucket_bytes)
     totals = _totals(buckets, sum(region.network_min for region in regions))
-    return BoxPlan(_digest(table, moves, buckets), totals, _reasons(table, buckets, totals), buckets, table, moves)
+    return BoxPlan(
+        _digest(table, moves, buckets), totals, _reasons(table, buckets, totals), buckets, table, moves, bucket_bytes
+    )
 
 
 def _require_inputs(

@@ -35,12 +35,18 @@ def reasons(plan: SidePlan) -> tuple[str, ...]:
 
 
 def _relays(plan: SidePlan) -> str:
-    bounds, relayed = plan.bounds, plan.totals["relay_bytes"]
+    bounds, relayed, times = plan.bounds, plan.totals["relay_bytes"], plan.times
     if relayed:
         chain = f"chains of up to {plan.depth} domains" if plan.depth > 1 else "one hop"
+        direct = f"; directly it would take {times[1] // 1000} us, so {times[0] // 1000} us" if times else ""
         return (
             f"{relayed} bytes go on from a domain that has them to the next ({chain}): without, the busiest source "
-            f"would send at least {bounds.direct} bytes, where {bounds.egress} are enough"
+            f"would send at least {bounds.direct} bytes, where {bounds.egress} are enough{direct}"
+        )
+    if times:
+        return (
+            f"no relays: their messages and hops would take {times[0] // 1000} us, where going directly takes "
+            f"{times[1] // 1000} us"
         )
     return (
         f"no relays: sources send at most {int(plan.loads.egress.max(initial=0))} bytes, the bound is {bounds.egress}"

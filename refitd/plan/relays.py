@@ -99,3 +99,9 @@ def hops(lines: Lines, part: Ints, flows: Flows, flow: Ints, entry: Ints, place:
             raise ProofError("a chain of relays has no beginning")
         open_ = open_[late]
     return count
+
+
+def depth(parcels: Parcels, part: Ints) -> int:
+    """Domains that a chain of relays goes through at most."""
+    late = parcels.flows.take(np.flatnonzero(parcels.relay == 1))
+    return int((-(-part[late.line] * late.of // WHOLE)).max(initial=0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -9,32 +10,33 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from refitd.errors import InputError
-from refitd.layout import Box
 from refitd.layout.box import Ints
 from refitd.plan.content import Content
 from refitd.plan.cost import Bounds, bound_seconds, estimate, gather_broadcast, near_bound, network_bounds
 from refitd.plan.cutting import Cutting
 from refitd.plan.ends import Ends
-from refitd.plan.expand import deliveries, expand
+from refitd.plan.expand import Deliveries, Grains, deliveries, expand
 from refitd.plan.flows import NET
 from refitd.plan.held import Held
+from refitd.plan.left import Holdings, left, prove_left
 from refitd.plan.loads import Loads, count_loads, links
-from refitd.plan.program import Bucket, Program
+from refitd.plan.program import LINKS, NETWORK, Bucket, Program
 from refitd.plan.proof_rows import prove_rows
 from refitd.plan.ranksets import distinct
 from refitd.plan.reasons import reasons
+from refitd.plan.relays import depth
 from refitd.plan.rows import Rows, limited, make_rows
 from refitd.plan.side_program import ITEM, Numbering, by_address, make_program, order_rows
-from refitd.plan.spans import WHOLE
 from refitd.plan.topology import Topology
 
 
 class Core(NamedTuple):
-    """What a plan is made of."""
+    """What a plan is made of. ``times``: ns that it would take with relays, and directly, where both were priced."""
 
     content: Content
     cutting: Cutting
     part: Ints
+    times: tuple[int, int] | None = None
 
 
 class SidePlan:
@@ -78,6 +80,11 @@ class SidePlan:
     def part(self) -> Ints:
         """Thousandths of each line that go by relay, (lines,)."""
         return self._parts.part
+
+    @property
+    def times(self) -> tuple[int, int] | None:
+        """Nanoseconds with relays and without, where both were looked at."""
+        return self._parts.times
 
     @property
     def ranks(self) -> tuple[str, ...]:
@@ -144,9 +151,7 @@ class SidePlan:
     @cached_property
     def depth(self) -> int:
         """Domains that a chain of relays goes through at most."""
-        parcels = self.cutting.parcels
-        late = parcels.flows.take(np.flatnonzero(parcels.relay == 1))
-        return int((-(-self.part[late.line] * late.of // WHOLE)).max(initial=0))
+        return depth(self.cutting.parcels, self.part)
 
     def _gather_broadcast(self) -> tuple[int, float]:
         c = self.content
@@ -177,20 +182,20 @@ class SidePlan:
         """What ``rank`` has once these of its buckets are verified. Raises InputError for buckets of others."""
         program, rows, chosen = self._made(rank)
         mine = {bucket.id: bucket for bucket in program.receives()}
-        side, classes = self.content.classes.destination, self.content.classes
-        boxes: dict[str, list[Box]] = {}
-        for number in sorted(set(buckets)):
-            if number not in mine:
-                raise InputError("bucket ids", f"buckets that {rank} receives", str(number))
-            at = chosen[mine[number].first : mine[number].last]
-            walk = rows.walk[at]
-            columns = rows.want[at], rows.walks.lo[walk], rows.walks.hi[walk]
-            for want, lo, hi in zip(*(column.tolist() for column in columns), strict=True):
-                tensor = int(classes.dst[want])
-                dims = len(side.forms[int(side.form[side.combo[tensor]])].shape)
-                name = side.side.tensors[int(side.tensor[tensor])]
-                boxes.setdefault(name, []).append(Box(tuple(lo[:dims]), tuple(hi[:dims])))
-        return Held(boxes)
+        missing = sorted(number for number in {*buckets} if number not in mine)
+        if missing:
+            raise InputError("bucket ids", f"buckets that {rank} receives", str(missing[0]))
+        spans = [np.arange(mine[number].first, mine[number].last) for number in {*buckets}]
+        at = chosen[np.concatenate([*spans, np.zeros(0, np.int64)]).astype(np.int64)]
+        side, walk, want = self.content.classes.destination, rows.walk[at], self.content.classes.dst[rows.want[at]]
+        shapes = np.array([len(form.shape) for form in side.forms], np.int64)
+        dims = np.zeros(len(side.side.tensors), np.int64)
+        dims[side.tensor] = shapes[side.form[side.combo]]
+        return Held.from_columns(side.side.tensors, dims, side.tensor[want], rows.walks.lo[walk], rows.walks.hi[walk])
+
+    def left(self, held: Mapping[str, Held]) -> SidePlan:
+        """This plan without what ranks hold already (by key). What another rank of a node holds is read there."""
+        return LeftPlan(self, held) if held else self
 
     @cached_property
     def buckets(self) -> tuple[Bucket, ...]:
@@ -204,21 +209,33 @@ class SidePlan:
         return Ends(self.content.classes, self.content.lines, len(self.ranks))
 
     def _made(self, rank: str) -> tuple[Program, Rows, Ints]:
-        c = self.content
+        c, numbering = self.content, self._numbering
         number = int(c.ranks.numbers([rank])[0])
         work = deliveries(self.cutting, c.sets.table(), c.ranks, number)
-        dtypes = c.lines.dtypes[self.cutting.parcels.flows.line[work.parcel]]
-        dtypes = np.where(work.held > 0, dtypes % 64 * 65, dtypes)
-        item, numbering = ITEM[dtypes % 64], self._numbering
+        item = ITEM[self._dtypes(work) % 64]
         grains = expand(c.lines, c.classes, self.cutting, self.part, work)
-        rows = make_rows(self.ends, work, limited(grains, item[grains.delivery], numbering.half))
+        work, grains = self._left(number, work, limited(grains, item[grains.delivery], numbering.half))
+        rows, dtypes = make_rows(self.ends, work, grains), self._dtypes(work)
         address = by_address(rows)
-        prove_rows(self.ends, work, rows, address, number, whole=self.cutting.start == 0 and not self.unrecoverable)
-        nbytes = rows.walks.volume() * item[rows.walks.delivery]
+        self._prove(number, work, rows, address)
+        nbytes = rows.walks.volume() * ITEM[dtypes % 64][rows.walks.delivery]
         order = order_rows(numbering, numbering.edges(work, dtypes), rows, nbytes, address)
         sides = c.classes.source.side, c.classes.destination.side
         program, chosen = make_program(rank, self.digest, sides, c.ranks, work, rows, order)
         return program, rows, chosen
+
+    def _dtypes(self, work: Deliveries) -> Ints:
+        """The pair of dtypes of each delivery; what was received is in the destination's."""
+        dtypes = self.content.lines.dtypes[self.cutting.parcels.flows.line[work.parcel]]
+        return np.where(work.held > 0, dtypes % 64 * 65, dtypes)
+
+    def _left(self, number: int, work: Deliveries, grains: Grains) -> tuple[Deliveries, Grains]:  # noqa: ARG002
+        """What is left of a rank's grains: all, in a plan that starts with nothing held."""
+        return work, grains
+
+    def _prove(self, number: int, work: Deliveries, rows: Rows, address: Ints) -> None:
+        whole = self.cutting.start == 0 and not self.unrecoverable
+        prove_rows(self.ends, work, rows, address, number, whole)
 
     @cached_property
     def _numbering(self) -> Numbering:
@@ -226,3 +243,45 @@ class SidePlan:
         most = int(loads.ingress.max(initial=0)) + int(loads.near_in.max(initial=0)) + loads.local
         pairs = distinct(np.concatenate([dtypes, dtypes % 64 * 65]))
         return Numbering(len(self.ranks), pairs, half, most // half + 1)
+
+
+class LeftPlan(SidePlan):
+    """What is left of a ``whole`` plan when ranks hold boxes already. Totals are counted from all programs, when asked
+    for."""
+
+    def __init__(self, whole: SidePlan, held: Mapping[str, Held]) -> None:
+        digest = hashlib.blake2b(whole.digest.encode(), digest_size=16)
+        for key in sorted(held.keys() & {*whole.ranks}):
+            digest.update(f"{key} {held[key].digest}\0".encode())
+        core = Core(whole.content, whole.cutting, whole.part)
+        super().__init__(digest.hexdigest(), whole.topology, whole.bucket_bytes, core)
+        self._whole, self._holdings = whole, Holdings(whole.content.classes, whole.content.ranks, held)
+        self.ends = whole.ends
+
+    @cached_property
+    def totals(self) -> Mapping[str, int]:
+        """As `SidePlan.totals`, of what is left: bytes that enter a node do so once."""
+        found = {link: sum(b.nbytes for b in self.buckets if b.link == link) for link in LINKS}
+        entering = found[NETWORK]
+        return {
+            **{f"{link}_bytes": nbytes for link, nbytes in found.items()}, "network_bytes_min": entering,
+            "relay_bytes": 0, "remaining_bytes": sum(found.values()), "unrecoverable_bytes": 0,
+        }  # fmt: skip
+
+    @cached_property
+    def reasons(self) -> tuple[str, ...]:
+        """Why the plan is as it is."""
+        return (*self._whole.reasons, "of this, what ranks hold already is left out or read in their node")
+
+    def left(self, held: Mapping[str, Held]) -> SidePlan:
+        """The whole plan without ``held``, which takes the place of what was held before."""
+        return self._whole.left(held)
+
+    def _left(self, number: int, work: Deliveries, grains: Grains) -> tuple[Deliveries, Grains]:
+        parcels, sets = self.cutting.parcels, self.content.sets.table()
+        return left(self._holdings, sets, parcels, work, grains, number)
+
+    def _prove(self, number: int, work: Deliveries, rows: Rows, address: Ints) -> None:
+        prove_rows(self.ends, work, rows, address, number, whole=False)
+        planned = len(deliveries(self.cutting, self.content.sets.table(), self.content.ranks, number).src)
+        prove_left(self.ends, self._holdings, work, rows, number, planned)

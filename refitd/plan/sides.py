@@ -9,15 +9,15 @@ from refitd.layout.box import Ints
 from refitd.layout.side import Side
 from refitd.plan.axes import AxesPlan, by_axes
 from refitd.plan.content import Content, make_content, plan_digest
-from refitd.plan.cost import network_bounds, slowest
+from refitd.plan.cost import hop, network_bounds, slowest
 from refitd.plan.cutting import Cutting, cut, demand
 from refitd.plan.flows import NET, Flows
 from refitd.plan.lines import Lines
 from refitd.plan.loads import count_loads
 from refitd.plan.proof_lines import prove_cuts
 from refitd.plan.ranksets import SetTable
-from refitd.plan.relays import choose, parcel_out, relayable
-from refitd.plan.share import pour
+from refitd.plan.relays import choose, depth, parcel_out, relayable
+from refitd.plan.share import bound, pour
 from refitd.plan.side_plan import Core, SidePlan
 from refitd.plan.spans import WHOLE, window
 from refitd.plan.topology import Topology
@@ -43,28 +43,59 @@ def plan_sides(
         raise InputError("bucket_bytes", f"an int of at least {MIN_BUCKET_BYTES}", repr(bucket_bytes))
     simple = by_axes(source, destination)
     if simple is not None:
-        return AxesPlan(simple, topology, bucket_bytes, lambda: make_core(source, destination, topology, relays))
-    core = make_core(source, destination, topology, relays)
-    return SidePlan(plan_digest(*core, ()), topology, bucket_bytes, core)
+        return AxesPlan(
+            simple, topology, bucket_bytes, lambda: make_core(source, destination, topology, relays, bucket_bytes)
+        )
+    core = make_core(source, destination, topology, relays, bucket_bytes)
+    return SidePlan(plan_digest(core.content, core.cutting, core.part, ()), topology, bucket_bytes, core)
 
 
-def make_core(source: Side, destination: Side, topology: Topology, relays: bool) -> Core:
+def make_core(source: Side, destination: Side, topology: Topology, relays: bool, bucket_bytes: int) -> Core:
     """Everything of a plan but its digest, proven. Raises what `plan_sides` raises."""
     content = make_content(source, destination)
-    cutting, part = share_out(content, topology, relays)
-    if int(content.lines.nbytes[content.flows.line].sum()) < SMALL:
-        finer, finer_part = share_out(content, topology, relays, FINE)
-        if cost(finer, content, topology) <= cost(cutting, content, topology):
-            cutting, part = finer, finer_part
+    cutting, part, times = _fastest(content, topology, relays, bucket_bytes)
     sets = content.sets.table()
     due = content.lines.nbytes * sets.size()[content.lines.needers]
     prove_cuts(content.lines, cutting, sets, content.ranks, due, np.zeros(0, np.int64))
-    return Core(content, cutting, part)
+    return Core(content, cutting, part, times)
 
 
-def cost(cutting: Cutting, content: Content, topology: Topology) -> int:
-    """Nanoseconds of the slowest rank, in integers, so that every processor chooses alike."""
-    return slowest(count_loads(cutting, content.sets.table(), content.ranks), topology)
+def _fastest(
+    content: Content, topology: Topology, relays: bool, bucket_bytes: int
+) -> tuple[Cutting, Ints, tuple[int, int] | None]:
+    """The way that takes least time, in integers: with relays or directly, in shares worth a message or finer ones.
+
+    Finer shares are tried in small plans only. Going directly is not tried where the bytes of its busiest source
+    alone take longer than all of the way with relays.
+    """
+    fine = [FINE] if int(content.lines.nbytes[content.flows.line].sum()) < SMALL else []
+
+    def best(relayed: bool) -> tuple[int, Cutting, Ints]:
+        made = [share_out(content, topology, relayed, least) for least in (*fine, None)]
+        priced = [(cost(*each, content, topology, bucket_bytes), *each) for each in made]
+        return min(priced, key=lambda each: each[0])
+
+    first = best(relays)
+    if not first[2].any() or _least_direct(content, topology) > first[0]:
+        return first[1], first[2], None
+    direct = best(relayed=False)
+    return *(direct if direct[0] <= first[0] else first)[1:], (first[0], direct[0])
+
+
+def _least_direct(content: Content, topology: Topology) -> int:
+    """Nanoseconds of the busiest source's bytes without relays; no cut makes it faster."""
+    flows, sets = content.flows, content.sets.table()
+    network = np.flatnonzero(flows.link == NET)
+    asked = demand(flows.holders, content.lines.nbytes[flows.line], network, len(sets.first) - 1)
+    load = pour(asked, sets, len(content.ranks.keys), topology.least_share).load
+    return bound(asked, sets, load) * 1000 // max(topology.entry_bandwidth // 10**6, 1)
+
+
+def cost(cutting: Cutting, part: Ints, content: Content, topology: Topology, bucket_bytes: int) -> int:
+    """Nanoseconds of the slowest rank and of the last bucket's way through relays, in integers, so that every processor
+    chooses alike."""
+    loads = count_loads(cutting, content.sets.table(), content.ranks)
+    return slowest(loads, topology) + depth(cutting.parcels, part) * hop(loads, topology, bucket_bytes)
 
 
 def share_out(content: Content, topology: Topology, relays: bool, least: int | None = None) -> tuple[Cutting, Ints]:

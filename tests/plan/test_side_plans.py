@@ -35,7 +35,7 @@ def one(
 
 def general(source: Side, destination: Side, chosen: Topology = TINY) -> SidePlan:
     """The plan that the general way makes, also where the axes would do."""
-    return SidePlan("general", chosen, 1 << 20, sides.make_core(source, destination, chosen, relays=True))
+    return SidePlan("general", chosen, 1 << 20, sides.make_core(source, destination, chosen, True, 1 << 20))
 
 
 @pytest.mark.parametrize("dims", [(0, 1), (1, 0), (0, 0), (1, 1)])
