@@ -64,7 +64,7 @@ class Daemon:
             _CONFIG.format(
                 folder=folder,
                 links=_LINKS[transport],
-                transport="auto" if transport == "peer" else transport,
+                transport="tcp" if transport == "peer" else transport,
                 verify=settings.verify,
                 level=level,
                 bucket_bytes=settings.bucket_bytes,
