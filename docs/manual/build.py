@@ -1,6 +1,7 @@
 """Writes the man page, and the completion of bash, zsh and fish, below a prefix: all made from the parsers themselves.
 
-``python docs/manual/build.py PREFIX`` is what ``make install`` runs. Needs shtab and argparse-manpage, of the dev extra.
+``python docs/manual/build.py PREFIX`` is what ``make install`` runs. Needs shtab and argparse-manpage, of the dev
+extra.
 """
 
 from __future__ import annotations
