@@ -21,7 +21,8 @@ def heat_map(links: Iterable[Mapping[str, Any]]) -> str:
         f"<tr><th>{escape(source)}</th>{''.join(_cell(cells.get((source, target)), most) for target in targets)}</tr>"
         for source in sources
     )
-    return f'<table class="heat"><tbody><tr><th>from \\ to</th>{head}</tr>{rows}</tbody></table>{_rest(cells, sources)}'
+    body = f"<tbody><tr><th>from \\ to</th>{head}</tr>{rows}</tbody>"
+    return f'<div class="scroll"><table class="heat">{body}</table></div>{_rest(cells, sources)}'
 
 
 def _busiest(cells: Mapping[tuple[str, str], Mapping[str, Any]], end: int) -> list[str]:

@@ -19,7 +19,7 @@ from refitd.telemetry.style import STYLE
 Facts = Mapping[str, Any]
 REFRESH_SECONDS = 5
 ROWS = 200
-_NUMBER = ' class="n"'
+_NUMBER, _PROSE = ' class="n"', ' class="t"'
 _STATES = {"ok": "good", "failed": "bad", "skipped": "warn", "superseded": "warn", "": "warn"}
 
 
@@ -121,12 +121,12 @@ def _refit(record: Facts, longest: float) -> list[str]:
     return [
         _clock(record["began_at"]), text(name), text(newest), f'<div class="bar">{bar}</div>',
         number(f"{sum(phases.values()):.3f}"), number(moved or "-"),
-        f'<span class="{_STATES.get(outcome, "bad")}">{escape(ending + failures)}</span>', text(record["why"]),
+        f'<span class="{_STATES.get(outcome, "bad")}">{escape(ending + failures)}</span>', prose(record["why"]),
     ]  # fmt: skip
 
 
 def _past(picture: Facts) -> str:
-    rows = [[_clock(fault["at"]), text(fault["job"]), text(fault["what"])] for fault in picture.get("faults", ())]
+    rows = [[_clock(fault["at"]), text(fault["job"]), prose(fault["what"])] for fault in picture.get("faults", ())]
     if not rows:
         return ""
     return f'<section id="past"><h3>What broke here lately</h3>{table(("When", "Job", "What"), rows)}</section>'
@@ -153,7 +153,7 @@ def _replicas(job: Facts) -> str:
         [
             text(r["name"]), text(publication(r["publication"])), number(_dash(r["step"])), number(_dash(r["lag"])),
             '<span class="good">yes</span>' if r["ready"] else '<span class="bad">no</span>',
-            text(r["mode"]), text(r["why"]),
+            text(r["mode"]), prose(r["why"]),
         ]
         for r in job["replicas"]
     ]  # fmt: skip
@@ -162,7 +162,7 @@ def _replicas(job: Facts) -> str:
 
 def _lanes(job: Facts) -> str:
     rows = [
-        [text(lane["replica"]), text(lane["stage"]), text(lane["why"]), text(lane["turned"])] for lane in job["lanes"]
+        [text(lane["replica"]), text(lane["stage"]), prose(lane["why"]), prose(lane["turned"])] for lane in job["lanes"]
     ]
     return table(("Lane", "Stage", "Why", "Why it last turned"), rows)
 
@@ -177,17 +177,21 @@ def _members(job: Facts) -> str:
 
 
 def table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table of cells that are HTML already; `number` cells stand at the right. At most `ROWS` rows are shown."""
+    """A table of cells that are HTML already: `number` at the right, `prose` in lines, all others in one line.
+
+    It scrolls for itself where it is too wide. At most `ROWS` rows are shown.
+    """
     if not rows:
         return "<p>None.</p>"
     head = "".join(_head(name, cell) for name, cell in zip(names, rows[0], strict=True))
     body = "".join(f"<tr>{''.join(_cell(cell) for cell in row)}</tr>" for row in rows[:ROWS])
     more = f'<tr><td colspan="{len(names)}">and {len(rows) - ROWS} more</td></tr>' if len(rows) > ROWS else ""
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}{more}</tbody></table>"
+    rest = f"<tbody>{body}{more}</tbody>"
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead>{rest}</table></div>'
 
 
 def _head(name: str, below: str) -> str:
-    mark = _NUMBER if below.startswith(f"<td{_NUMBER}") else ""
+    mark = next((kind for kind in (_NUMBER, _PROSE) if below.startswith(f"<td{kind}")), "")
     return f"<th{mark}>{escape(name)}</th>"
 
 
@@ -198,6 +202,11 @@ def _cell(cell: str) -> str:
 def text(value: object) -> str:
     """A cell's text."""
     return escape(str(value))
+
+
+def prose(value: object) -> str:
+    """A cell with words that may take several lines."""
+    return f"<td{_PROSE}>{text(value)}</td>"
 
 
 def number(value: str) -> str:

@@ -15,22 +15,24 @@ h2{font-size:16px;margin:28px 0 8px}
 h3{font-size:13px;margin:0 0 8px;color:var(--dim);font-weight:600}
 header{display:flex;flex-wrap:wrap;gap:4px 16px;align-items:baseline}
 header span,p{color:var(--dim);margin:0}
-section{background:var(--card);border:1px solid var(--line);border-radius:8px;padding:14px 16px;margin:12px 0;
-overflow-x:auto}
-.pair{display:grid;grid-template-columns:minmax(0,1fr) minmax(0,1fr);gap:0 12px}
-@media (max-width:900px){.pair{grid-template-columns:minmax(0,1fr)}}
+section{background:var(--card);border:1px solid var(--line);border-radius:8px;padding:14px 16px;margin:12px 0}
+.pair{display:flex;flex-wrap:wrap;gap:0 12px}
+.pair section{flex:1 1 auto;max-width:100%}
+.scroll{overflow-x:auto}
 table{border-collapse:collapse;width:100%}
 th{text-align:left;font-weight:600;color:var(--dim);font-size:12px}
-td,th{padding:4px 12px 4px 0;vertical-align:top;border-bottom:1px solid var(--line);overflow-wrap:anywhere}
+td,th{padding:4px 16px 4px 0;vertical-align:top;border-bottom:1px solid var(--line);white-space:nowrap;width:1%}
+td:last-child,th:last-child{padding-right:0}
+.t{white-space:normal;overflow-wrap:anywhere;width:auto;min-width:220px}
 tr:last-child td{border-bottom:0}
-.n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}
+.n{text-align:right;font-variant-numeric:tabular-nums}
 .good{color:var(--good);font-weight:600}
 .bad{color:var(--bad);font-weight:600}
 .warn{color:var(--warn);font-weight:600}
 .faults{border-color:var(--bad);border-left-width:5px}
 .well{border-color:var(--good);border-left-width:5px}
-ul{margin:0;padding-left:18px}
-.bar{display:flex;height:16px;min-width:220px;background:var(--line);border-radius:3px;overflow:hidden}
+ul{margin:0;padding-left:18px;overflow-wrap:anywhere}
+.bar{display:flex;height:16px;margin-top:2px;min-width:220px;background:var(--line);border-radius:3px;overflow:hidden}
 .bar i{display:block;min-width:1px}
 .key{display:flex;flex-wrap:wrap;gap:4px 14px;color:var(--dim);font-size:12px;margin-top:8px}
 .key i{display:inline-block;width:10px;height:10px;border-radius:2px;margin-right:5px}

@@ -69,7 +69,7 @@ def faulty() -> Facts:
     job = picture["jobs"]["grpo"]
     slow = "replica r0 has been in transfer for 8.2 s: trainer/run-1/0 -> engine/r0/1 over network, 3 MB of 12 MB"
     job["slow"] = [slow]
-    job["links"] = [link("trainer/run-1/0", "engine/r0/1", 3_000_000, late=True), *job["links"][1:]]
+    job["links"][1] = link("trainer/run-1/0", "engine/r0/1", 3_000_000, late=True)
     job["replicas"] = [replica("r0", False, "c: engine/r0/1 made no progress for 3 s"), replica("r1")]
     job["lanes"] = [lane("r0", "failed", "c: no progress", engine_r0_1="its mover does not answer"), lane("r1")]
     job["ranks"] = [{"key": "engine/r0/1", "pid": 9, "mover": None, "life": 2}]
@@ -78,4 +78,25 @@ def faulty() -> Facts:
     killed = "the mover of engine/r0/1 was killed: it did not answer a ping in time"
     picture["faults"] = [{"at": 1_700_000_050.0, "job": "grpo", "what": killed}]
     picture["refits"][0] = refit("r0", 41, "failed", why="engine/r0/1: no progress", prepare=0.1, transfer=8.2)
+    return picture
+
+
+def crowded() -> Facts:
+    """A job of 64 nodes with long names and 40 replicas; 16 ranks hear from 24 sources; one lane tells much."""
+    picture = faulty()
+    job = picture["jobs"]["grpo"]
+    nodes = [f"gpu-{n:03}.rack-{n // 8}.cluster-a.example.net" for n in range(64)]
+    job["members"] = [{"node": node, "address": f"{node}:9465", "domain": node, "ranks": [{}] * 8} for node in nodes]
+    job["replicas"] = [
+        replica(f"rollout-{n:02}", n % 7 > 0, "no source has answered yet" * (n % 7 == 0)) for n in range(40)
+    ]
+    job["lanes"] = [lane(f"rollout-{n:02}") for n in range(40)]
+    job["lanes"][3]["why"] = ", ".join(f"trainer/run-20261129/{n}: connection closed by peer" for n in range(24))
+    job["links"] = [
+        link(f"trainer/run-20261129/{s}", f"engine/rollout-03/{d}", size(s), size(s + d) + 9_000_000)
+        for s in range(24)
+        for d in range(16)
+    ]
+    for record in picture["refits"]:
+        record |= {"replica": "rollout-03", "moved": {"network": 24_000_000, "peer": 8_000_000, "local": 1_000_000}}
     return picture

@@ -179,19 +179,33 @@ def test_sizes_are_short() -> None:
     ]
 
 
-@pytest.mark.parametrize(("scheme", "background"), [("1", "rgb(250, 250, 249)"), ("0", "rgb(23, 20, 18)")])
-def test_chromium_draws_it_at_laptop_width(tmp_path: pathlib.Path, scheme: str, background: str) -> None:
-    """Light and dark; nothing is wider than the window; every panel has a height; the picture is not empty."""
+MEASURE = """<script>
+const sections = [...document.querySelectorAll('section')], boxes = [...document.querySelectorAll('.scroll')];
+const high = cell => { const r = new Range(); r.selectNodeContents(cell); return r.getBoundingClientRect().height; };
+document.body.setAttribute('data-found', [
+  document.documentElement.scrollWidth, getComputedStyle(document.body).backgroundColor, sections.length,
+  Math.min(...sections.map(x => x.offsetHeight)), sections.filter(x => x.scrollWidth > x.clientWidth).length,
+  boxes.filter(x => x.scrollWidth > x.clientWidth).length,
+  [...document.querySelectorAll('th, table:not(.heat) td:not(.t)')].filter(x => high(x) > 24).length
+].join(';'));</script>"""
+
+
+@pytest.mark.parametrize(
+    ("scheme", "background", "name", "wide"),
+    [("1", "rgb(250, 250, 249)", "faulty", 0), ("0", "rgb(23, 20, 18)", "crowded", 1)],
+)
+def test_chromium_draws_it_at_laptop_width(
+    tmp_path: pathlib.Path, scheme: str, background: str, name: str, wide: int
+) -> None:
+    """Light and dark. Nothing is wider than the window: links of many ranks scroll in a box of their own.
+
+    Headings, times, names and numbers take one line each; every panel has a height; the picture is not empty.
+    """
     program = shutil.which("chromium")
     if program is None:
         pytest.fail("no chromium on PATH: apt-get install chromium")
-    measure = (
-        "<script>const b=document.body,s=[...document.querySelectorAll('section')];b.setAttribute('data-found',"
-        "[document.documentElement.scrollWidth,getComputedStyle(b).backgroundColor,s.length,"
-        "Math.min(...s.map(x=>x.offsetHeight)),s.filter(x=>x.scrollWidth>x.clientWidth).length].join(';'))</script>"
-    )
     file = tmp_path / "page.html"
-    file.write_text(render(pictures.faulty()).replace("</body>", measure + "</body>"))
+    file.write_text(render(getattr(pictures, name)()).replace("</body>", MEASURE + "</body>"))
     command = [
         program, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars",
         "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
@@ -202,8 +216,9 @@ def test_chromium_draws_it_at_laptop_width(tmp_path: pathlib.Path, scheme: str, 
     result = subprocess.run(command, capture_output=True, text=True, timeout=60)
     found = re.search(r'data-found="([^"]*)"', result.stdout)
     assert found, result.stderr[-2000:]
-    width, drawn, sections, lowest, cut = found[1].split(";")
+    width, drawn, sections, lowest, cut, scrolling, broken = found[1].split(";")
     assert (int(width), drawn, int(sections), int(cut)) == (LAPTOP[0], background, 7, 0)
+    assert (int(scrolling), int(broken)) == (wide, 0)
     assert int(lowest) > 40
     assert (tmp_path / "page.png").stat().st_size > 20_000
 
