@@ -52,7 +52,8 @@ class Daemon:
         self.requests = Requests(self)
         self.hook = HookServer(
             config.hook.socket, self.requests, uids=config.hook.uids, gids=config.hook.gids,
-            node=config.node.name, log=self._log_hook, listener=passed_sockets().get("hook"),
+            node=config.node.name, log=self._log_hook, count=self.metrics.hook_error,
+            listener=passed_sockets().get("hook"),
         )  # fmt: skip
         self._pool = MoverPool()
         self._notify = Notifier()
@@ -159,8 +160,6 @@ class Daemon:
 
     def _log_hook(self, event: str, facts: dict[str, Any]) -> None:
         self._log.warning(event, **facts)
-        if code := {"client_refused": "protocol", "request_failed": "internal"}.get(event):
-            self.metrics.hook_error(code)
 
 
 def _lock_node(config: Config) -> int:

@@ -14,8 +14,7 @@ from refitd.daemon.job import Job
 from refitd.daemon.rank import NO_PUBLICATION, LocalRank, lent_memory, shadow_memory
 from refitd.daemon.status import whole_status
 from refitd.epoch.records import PubId, check_name
-from refitd.errors import InputError, LayoutError, RefitdError, Refused
-from refitd.hook.answers import code_of
+from refitd.errors import InputError, LayoutError, Refused
 from refitd.hook.memfd import read_document
 from refitd.hook.messages import ADMIN, ENGINE, HOST_SHADOW, TRAINER, Ticket
 from refitd.hook.server import Answer, Fds, Session
@@ -73,12 +72,7 @@ class Requests:
         method = self._methods.get(message["method"])
         if method is None:
             raise Refused("method", "one that this daemon carries out", message["method"])
-        try:
-            return await method(session, message, fds)
-        except RefitdError as error:
-            self._daemon.metrics.hook_error(code_of(type(error)))
-            self._log.warning("request_refused", rank=session.key, method=message["method"], error=str(error))
-            raise
+        return await method(session, message, fds)
 
     # Both sides.
 

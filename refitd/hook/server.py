@@ -28,6 +28,7 @@ __all__ = ["Answer", "Fds", "Handler", "HookServer", "Session"]
 
 Answer = tuple[dict[str, Any], Sequence[int]]
 Log = Callable[[str, dict[str, Any]], None]
+Count = Callable[[str], None]
 QUEUE_LIMIT = 256
 _ACCEPT_PAUSE = 0.5
 
@@ -63,6 +64,7 @@ class HookServer:
         node: str = "",
         server: str = "refitd",
         log: Log | None = None,
+        count: Count | None = None,
         listener: socket.socket | None = None,
         heartbeat: float = 0.1,
         hello_timeout: float = 5.0,
@@ -70,11 +72,13 @@ class HookServer:
     ) -> None:
         """``uids`` and ``gids`` say who is let in (see `refitd.hook.peer.refusal`); both empty: this user and root.
 
-        ``heartbeat`` seconds: how often the control pages are stamped. ``log(event, facts)`` hears what went wrong.
+        ``heartbeat`` seconds: how often the control pages are stamped. ``log(event, facts)`` hears what went wrong,
+        ``count(code)`` of every error answer, whoever found the error.
         ``listener``: a socket that the service manager listens on for us at ``path``, and keeps.
         """
         self.path, self.handler, self.node, self.server = path, handler, node, server
         self.log: Log = log or _log_nothing
+        self.count: Count = count or _count_nothing
         self._uids, self._gids, self._own = frozenset(uids), frozenset(gids), frozenset({os.getuid(), 0})
         self._heartbeat, self._hello_timeout, self._stall_timeout = heartbeat, hello_timeout, stall_timeout
         self._listener = listener
@@ -214,9 +218,14 @@ class _Client:
 
     def _end(self, error: RefitdError, request_id: int | None = None) -> None:
         """Say why and close."""
-        self._session.send(error_answer(error, request_id))
         self._server.log("client_refused", {"pid": self._session.pid, "error": str(error)})
+        self._answer_error(error, request_id)
         self._session.close(str(error))
+
+    def _answer_error(self, error: Exception, request_id: int | None) -> None:
+        answer = error_answer(error, request_id)
+        self._server.count(answer["error"]["code"])
+        self._session.send(answer)
 
     async def _serve(self, hello_timeout: float) -> None:
         try:
@@ -257,16 +266,22 @@ class _Client:
             fields, answer_fds = await self._server.handler.request(self._session, message, fds)
             self._session.send({"id": request_id, "ok": True, **fields}, answer_fds)
         except RefitdError as error:
-            self._session.send(error_answer(error, request_id))
+            facts = {"rank": self._session.key, "method": str(message.get("method"))[:80], "error": str(error)}
+            self._server.log("request_refused", facts)
+            self._answer_error(error, request_id)
         except Exception as error:  # noqa: BLE001 - a fault of the handler fails this request only
             self._internal(error, request_id)
 
     def _internal(self, error: Exception, request_id: int | None) -> None:
         self._server.log("request_failed", {"session": self._session.key, "error": repr(error)})
-        self._session.send(error_answer(error, request_id))
+        self._answer_error(error, request_id)
 
 
 def _log_nothing(event: str, facts: dict[str, Any]) -> None:  # noqa: ARG001 - the default of a callable
+    return
+
+
+def _count_nothing(code: str) -> None:  # noqa: ARG001 - the default of a callable
     return
 
 

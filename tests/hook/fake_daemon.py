@@ -51,6 +51,7 @@ class FakeDaemon:
         self.requests: list[dict[str, Any]] = []
         self.ends: list[tuple[str, str]] = []
         self.faults: list[tuple[str, dict[str, Any]]] = []
+        self.counted: list[str] = []
         self.sessions: dict[str, Session] = {}
         self._changed = threading.Condition()
         self._thaw = threading.Event()
@@ -61,7 +62,8 @@ class FakeDaemon:
 
     def start(self) -> FakeDaemon:
         async def serve() -> None:
-            options = {"node": "n0", "log": lambda event, facts: self.faults.append((event, facts)), **self.options}
+            told = {"log": lambda event, facts: self.faults.append((event, facts)), "count": self.counted.append}
+            options = {"node": "n0", **told, **self.options}
             self.server = HookServer(self.path, self, **options)
             await self.server.start()
 

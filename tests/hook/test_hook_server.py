@@ -14,7 +14,7 @@ from fake_daemon import HELLO, TICKET, FakeDaemon, Raw
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from refitd.errors import InputError, LayoutError, ProtocolError, StoreUnavailable
+from refitd.errors import InputError, LayoutError, ProtocolError, Refused, StoreUnavailable
 from refitd.hook import session as session_module
 from refitd.hook.memfd import create_document, create_memory
 from refitd.hook.peer import Peer
@@ -154,6 +154,30 @@ def test_unknown_method(daemon: FakeDaemon, raw: Make) -> None:
     assert client.ask({"id": 3, "method": "release"}) == {"id": 3, "ok": True}
 
 
+def test_every_error_answer_is_counted_and_told(daemon: FakeDaemon, raw: Make) -> None:
+    """What is answered before the handler sees it counts once, as what the handler raises does; the log names it."""
+
+    def reply(session, message, fds):
+        raise Refused("seq", "a publication", "none")
+
+    daemon.replies["withdraw"] = reply
+    client = raw()
+    client.hello()
+    assert (daemon.counted, daemon.faults) == ([], [])
+    asked = [
+        {"id": 2, "method": "teleport"}, {"method": "release"}, {"id": 3, "method": "relent", "word": "one"},
+        {"id": 4, "method": "withdraw", "seq": 1, "reason": "late"}, {"id": 5, "method": "release"},
+    ]  # fmt: skip
+    codes = [answer["error"]["code"] for answer in map(client.ask, asked) if "error" in answer]
+    assert daemon.counted == codes == ["unknown_method", "protocol", "protocol", "refused"]
+    assert [(event, facts["rank"], facts["method"]) for event, facts in daemon.faults] == [
+        ("request_refused", "engine/r0/0", method) for method in ("teleport", "release", "relent", "withdraw")
+    ]
+    assert raw().hello(proto=2)["error"]["code"] == "protocol"
+    assert daemon.counted[4:] == ["protocol"]
+    assert daemon.faults[4][0] == "client_refused"
+
+
 def test_memory_outside_of_its_descriptor(daemon: FakeDaemon, raw: Make) -> None:
     """A loan of bytes that the memfd does not have is refused, and the session lives on."""
     client = raw()
@@ -212,7 +236,8 @@ def test_errors_of_the_handler(daemon: FakeDaemon, raw: Make, error: Exception, 
     answer = client.ask({"id": 2, "method": "release"})
     assert (answer["error"]["code"], answer["error"]["retryable"]) == (code, retryable)
     assert "secret" not in str(answer)
-    assert len(daemon.faults) == (code == "internal")
+    assert [event for event, _facts in daemon.faults] == ["request_failed" if code == "internal" else "request_refused"]
+    assert daemon.counted == [code]
     assert client.ask({"id": 3, "method": "relent", "word": 1}) == {"id": 3, "ok": True}
 
 
@@ -300,7 +325,7 @@ def test_garbage(daemon: FakeDaemon, raw: Make, data: bytes, framed: bool, greet
     probe = raw()
     assert probe.hello(side="admin")["ok"] is True
     probe.close()
-    assert daemon.faults == [] or all(event == "client_refused" for event, _facts in daemon.faults)
+    assert {event for event, _facts in daemon.faults} <= {"client_refused", "request_refused"}
 
 
 def test_encode_spilling_keeps_small_messages_inline() -> None:

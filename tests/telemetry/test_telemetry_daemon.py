@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import socket
 import threading
 import time
 import urllib.error
@@ -23,6 +24,7 @@ from refitd.cli import main
 from refitd.config import load, show
 from refitd.hook.engine import Engine
 from refitd.hook.trainer import Trainer
+from refitd.hook.wire import Connection
 from refitd.testing import LocalDaemon, split_layout
 
 SHAPE = (1024, 2048)
@@ -86,6 +88,15 @@ def samples(daemon: LocalDaemon) -> Callable[..., float | None]:
     return lambda name, **labels: found.get((name, frozenset(labels.items())))
 
 
+def malformed(daemon: LocalDaemon) -> str:
+    """Send what is no hello; returns the code of the answer."""
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(daemon.socket)
+        wire = Connection(sock)
+        wire.send({"id": 1, "method": "release"})
+        return str(wire.receive(SECONDS)[0]["error"]["code"])
+
+
 def page(daemon: LocalDaemon) -> str:
     status, text = fetch(daemon, "/")
     assert status == 200
@@ -111,7 +122,9 @@ def test_a_refit_is_seen_on_every_page(daemon: LocalDaemon, clients: tuple[Train
     assert fetch(daemon, "/readyz") == (200, '{"ready": true, "reason": "grpo/r0: new enough"}\n')
     assert fetch(daemon, "/readyz?job=grpo&replica=r0&max_lag=0")[0] == 200
     assert fetch(daemon, "/readyz?job=grpo&replica=r9")[0] == 503
+    assert malformed(daemon) == "protocol"
     value = samples(daemon)
+    assert [value("refitd_hook_errors_total", code=code) for code in ("protocol", "refused")] == [1, 0]
     assert value("refitd_refits_total", outcome="ok") == 1
     assert value("refitd_attempts_total", plan="whole") == 1
     assert value("refitd_plan_duration_seconds_count", plan="whole") == value("refitd_lane_turns_total", cause="join")
