@@ -76,13 +76,15 @@ class Patience:
         """The facts at ``now`` (monotonic seconds). ``settled``: the store has answered for long enough."""
         self._timers.due = math.inf
         self._note_joins(view, now)
-        flapping = tuple(self._flapping(now))
         conditions = dict(self._conditions(view, settled))
         self._timers.keep(conditions)
         over = {name for name, seconds in conditions.items() if self._timers.over(name, now, seconds)}
+        calm = _of("calm", over)
+        for node in calm:
+            self._came.pop(node, None)  # it was parked for these joins, and they are not held against it again
         return Facts(
-            grace_over="grace" in over, joins_settled=self._settled(now), store_settled=settled, flapping=flapping,
-            calm=_of("calm", over), slow=_of("slow", over), gone=_of("gone", over),
+            grace_over="grace" in over, joins_settled=self._settled(now), store_settled=settled,
+            flapping=tuple(self._flapping(now)), calm=calm, slow=_of("slow", over), gone=_of("gone", over),
             silent=frozenset(name[1:] for name in over if isinstance(name, tuple) and name[0] == "silent"),
             ended="ended" in over, max_dirty=self._limits.max_dirty,
         )  # fmt: skip

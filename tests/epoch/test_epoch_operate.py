@@ -94,6 +94,34 @@ def test_a_parked_node_is_in_no_lane_until_it_has_been_quiet() -> None:
     assert reasons(book, "parked", Facts(calm=frozenset(["e1"]))) == {"parked/e1": "it has been quiet"}
 
 
+def test_a_node_that_was_quiet_is_free_although_its_joins_are_within_the_window() -> None:
+    """Seven joins in a second: free 30 s after the last one, not when the window of 60 s has passed over the first.
+
+    A join while it is parked makes it wait anew; joins for which it was parked do not count again.
+    """
+    book, _target = standard()
+    patience = Patience(Limits())
+    patience.look(book.view, 0.0, True)
+    book.node("e2", engine("r2"))
+    facts = patience.look(book.view, 0.5, True)
+    for i in range(6):
+        book.delete("members/e2")
+        book.node("e2", engine("r2"))
+        facts = patience.look(book.view, 1.0 + i / 10, True)
+    assert reasons(book, "parked", facts) == {"parked/e2": "it has joined 7 times in a short while"}
+    book.put("parked/e2", Parked("e2", "i", "it flaps", 7))
+    assert reasons(book, "parked", patience.look(book.view, 2.0, True)) == {}
+    book.delete("members/e2")
+    book.node("e2", engine("r2"))
+    assert reasons(book, "parked", patience.look(book.view, 10.0, True)) == {}
+    assert reasons(book, "parked", patience.look(book.view, 39.9, True)) == {}
+    assert reasons(book, "parked", patience.look(book.view, 40.0, True)) == {"parked/e2": "it has been quiet"}
+    book.delete("parked/e2")
+    book.delete("members/e2")
+    book.node("e2", engine("r2"))
+    assert reasons(book, "parked", patience.look(book.view, 41.0, True)) == {}
+
+
 def test_nobody_is_removed_for_absence_before_the_store_is_settled() -> None:
     """A trainer node is missing: its lane stays as it is until everybody could be back."""
     book, _target = standard()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any
+import contextlib
+from typing import TYPE_CHECKING
 
 from refitd.errors import RefitdError
 
@@ -44,20 +44,14 @@ class Operator:
         mine = [daemon for daemon in daemons if daemon and self.world.job in daemon.jobs]
         if mine:
             daemon = self.rng.choice(mine)
-            asked = daemon.process.spawn(_quietly(self._order(daemon)))
+            asked = daemon.process.spawn(self._order(daemon))
             await asyncio.wait([asked], timeout=ASK_SECONDS)
             asked.cancel()
 
     async def _order(self, daemon: SimDaemon) -> None:
         orders = daemon.orders
-        await (orders.pause(self.world.job, "chaos") if self.pauses else orders.resume(self.world.job))
-
-
-async def _quietly(order: Coroutine[Any, Any, None]) -> None:
-    try:
-        await order
-    except RefitdError:
-        return
+        with contextlib.suppress(RefitdError):
+            await (orders.pause(self.world.job, "chaos") if self.pauses else orders.resume(self.world.job))
 
 
 def pause_job(self: Nemesis, lane: str) -> bool:
