@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 
 from refitd.errors import StoreUnavailable
@@ -50,6 +52,16 @@ class Child:
         if self._process is not None and self.running:
             self._process.send_signal(sig)
 
+    def freeze(self) -> None:
+        """SIGSTOP, and wait until every thread of it stands: the signal's sender goes on before they do."""
+        self.send(signal.SIGSTOP)
+        while self.running and not _stands(self.pid):
+            time.sleep(0.001)
+
+    def thaw(self) -> None:
+        """SIGCONT."""
+        self.send(signal.SIGCONT)
+
     def wait(self, seconds: float) -> bool:
         """Whether it ends within ``seconds``."""
         return self._ended.wait(seconds)
@@ -80,3 +92,12 @@ class Child:
         if self._process is not None:
             self._process.wait()
             self._ended.set()
+
+
+def _stands(pid: int) -> bool:
+    """Whether no thread of a process runs or could run; a process that is gone stands."""
+    states = []
+    for stat in pathlib.Path(f"/proc/{pid}/task").glob("*/stat"):
+        with contextlib.suppress(OSError):  # the thread has ended
+            states.append(stat.read_text().rpartition(")")[2].split()[0])
+    return not set(states) - set("TtZX")

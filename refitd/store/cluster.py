@@ -120,11 +120,11 @@ class EtcdCluster:
 
     def freeze(self, i: int) -> None:
         """SIGSTOP node ``i``: its sockets stay open and nothing answers."""
-        self._children[i].send(signal.SIGSTOP)
+        self._children[i].freeze()
 
     def thaw(self, i: int) -> None:
         """SIGCONT node ``i``."""
-        self._children[i].send(signal.SIGCONT)
+        self._children[i].thaw()
 
     def restart(self, i: int, wait: bool = True) -> None:
         """Start node ``i`` again (killed first where it runs) on its data.

@@ -9,9 +9,11 @@ import sys
 import time
 
 import pytest
+from watching import until
 
 from refitd.errors import StoreUnavailable
 from refitd.store import open_store
+from refitd.store._child import Child
 from refitd.store.cluster import EtcdCluster
 
 
@@ -94,3 +96,18 @@ def _alive(pid: int) -> bool:
         return pathlib.Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
     except OSError:
         return False
+
+
+def test_a_frozen_child_stands_still_with_all_its_threads() -> None:
+    """When freeze() returns, none of them can answer any more; thawed, they go on; freezing a dead child ends, too."""
+    busy = "import threading; [threading.Thread(target=lambda: [None for _ in iter(int, 1)]).start() for _ in range(4)]"
+    child = Child([sys.executable, "-c", busy])
+    tasks = pathlib.Path(f"/proc/{child.pid}/task")
+    assert until(lambda: len([*tasks.iterdir()]) == 5)
+    child.freeze()
+    assert {stat.read_text().rpartition(")")[2].split()[0] for stat in tasks.glob("*/stat")} == {"T"}
+    child.thaw()
+    assert until(lambda: "R" in {stat.read_text().rpartition(")")[2].split()[0] for stat in tasks.glob("*/stat")})
+    child.kill()
+    child.freeze()
+    assert not child.running

@@ -258,7 +258,7 @@ def test_closing_the_store_ends_its_watches(store: Store, base: str) -> None:
     for call in (lambda: store.get("k"), lambda: store.put("k", b""), lambda: store.grant(1), lambda: store.watch("")):
         with pytest.raises(StoreUnavailable, match="the store was closed"):
             call()
-    assert time.monotonic() - start < 0.5
+    assert time.monotonic() - start < 2
 
 
 def test_threads_count_together(store: Store, base: str) -> None:

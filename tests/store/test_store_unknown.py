@@ -111,7 +111,7 @@ def test_a_put_that_was_lost_is_never_sent_again(etcd: EtcdStore, base: str) -> 
     start = time.monotonic()
     with pytest.raises(StoreTimeout, match=r"etcd 127\.0\.0\.1:\d+: Deadline Exceeded"):
         etcd.put(base + "k", b"v")
-    assert time.monotonic() - start < 1.2
+    assert time.monotonic() - start < 3
     assert etcd.get(base + "k") == Item(base + "k", b"v", first, first, 0)
 
 
