@@ -7,6 +7,7 @@ import json
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -17,6 +18,7 @@ from refitd.demo.observe.rules import RULES, faster, names
 from refitd.demo.observe.run import OLDER, RIVAL, Span
 from refitd.demo.observe.stage import Holder, Sluice
 from refitd.demo.observe.trials import TRIALS
+from refitd.failpoints import PHASES
 
 STRAY = ("RefitdVersionsDiffer", "RefitdTwoLeaders")
 
@@ -146,27 +148,39 @@ def test_a_legend_has_the_labels_of_its_series() -> None:
 
 
 class Waves:
-    """A Prometheus that answers everything with two series."""
+    """A Prometheus that answers everything with three series."""
 
     def over(self, expr: str, start: float, end: float, step: float) -> list[Line]:
         count = int((end - start) / step)
         return [
             Line({"phase": name, "link": name}, [(start + number * step, 0.5 + number % 7) for number in range(count)])
-            for name in ("transfer", "verify")
+            for name in PHASES[:3]
         ]
 
 
 def test_boards_are_drawn_light_and_dark(tmp_path: Path) -> None:
-    """A PNG of each board in each theme, as wide as a laptop's window, small enough for the docs."""
+    """A PNG of each board in each theme, as wide as a laptop's window, small enough for the docs, in its colours."""
     span = Span("faults", (), 1_700_000_000.0, 1_700_000_120.0)
     files = picture.draw(Waves(), tmp_path, "faulty", span, [Span("a fault", (), span.start + 10, span.start + 30)])  # type: ignore[arg-type]
     assert [file.name for file in files] == [
         f"{board}-faulty-{theme}.png" for board in ("fleet", "node") for theme in ("light", "dark")
     ]
-    corners = []
-    for file in files:
+    for file, theme in zip(files, [LIGHT, DARK] * 2, strict=True):
         assert 20_000 < file.stat().st_size < 300_000
-        image = Image.open(file).convert("RGB")
-        assert image.width == 1440
-        corners.append("#{:02x}{:02x}{:02x}".format(*image.getpixel((2, 2))))  # type: ignore[misc]
-    assert corners == [LIGHT.page, DARK.page] * 2
+        pixels = np.asarray(Image.open(file).convert("RGB"))
+        assert pixels.shape[1] == 1440
+        assert bytes(pixels[2, 2]).hex() == theme.page[1:]
+        found = {bytes(color).hex() for color in np.unique(pixels.reshape(-1, 3), axis=0)}
+        assert {color[1:] for color in theme.lines[:3]} <= found
+
+
+def test_thin_lines_keep_their_colours() -> None:
+    """Among thousands of colours of smooth edges a line of two hundred points is what it was; the rest comes near."""
+    noise = np.random.default_rng(1).integers(0, 256, (200, 200, 3), np.uint8)
+    lines = [bytes.fromhex(color[1:]) for color in DARK.lines]
+    for number, color in enumerate(lines):
+        noise[10 + number] = np.frombuffer(color, np.uint8)
+    reduced = np.asarray(picture._reduced(Image.fromarray(noise)).convert("RGB"))
+    assert [bytes(reduced[10 + number, 99]) for number in range(len(lines))] == lines
+    assert len(np.unique(reduced.reshape(-1, 3), axis=0)) == picture._COLORS
+    assert np.abs(reduced.astype(int) - noise).mean() < 30

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 WIDTH, UNIT, HEAD, MARGIN, FOOT = 1440, 38, 46, 12, 24  # pixels; UNIT: of a row of Grafana's grid
 DPI = 100
 _LEGEND_LINE, _TITLE, _TICKS = 17, 40, 24
-_COLORS = 128  # enough for lines and text, and a quarter of the bytes
+_COLORS = 256  # of thousands, nearly all of which smooth edges; a third of the bytes
 
 
 def draw(prometheus: Prometheus, folder: Path, name: str, span: Span, faults: Sequence[Span]) -> list[Path]:
@@ -85,7 +86,7 @@ class _Drawing:
                 self._panel(panel, data[panel.title])
             self._foot()
             self._figure.savefig(raw := io.BytesIO(), format="png")
-        Image.open(raw).convert("RGB").quantize(_COLORS).save(file, optimize=True)
+        _reduced(Image.open(raw).convert("RGB")).save(file, optimize=True)
 
     def _text(self, x: float, y: float, words: str, size: float = 9, color: str = "", **more: str) -> None:
         """Text whose top left corner (or right, with ``ha``) is at a pixel, counted from the top."""
@@ -196,3 +197,15 @@ class _Drawing:
                 (start + end) / 2, 1.0, str(number + 1), transform=axes.get_xaxis_transform(), ha="center", va="bottom",
                 fontsize=7, color=self._theme.faint,
             )  # fmt: skip
+
+
+def _reduced(image: Image.Image) -> Image.Image:
+    """In its `_COLORS` most frequent colours, each as it was: a mixed palette would make two thin lines one colour."""
+    pixels = np.asarray(image).astype(np.int32)
+    codes, where, counts = np.unique(pixels @ (1 << 16, 1 << 8, 1), return_inverse=True, return_counts=True)
+    colors = codes[:, None] >> (16, 8, 0) & 255
+    kept = colors[np.argsort(-counts, kind="stable")[:_COLORS]]
+    nearest = ((colors[:, None] - kept) ** 2).sum(axis=2).argmin(axis=1).astype(np.uint8)
+    reduced = Image.fromarray(nearest[where].reshape(pixels.shape[:2]))
+    reduced.putpalette(kept.astype(np.uint8).tobytes())
+    return reduced
