@@ -1,7 +1,7 @@
 """The factored way for `make_plan`: layouts of single ranks become sides, and nothing loops over their pieces.
 
-It serves one lane, where all members have one dtype a tensor, and what is left of its plan (`SidePlan.left`). A joiner
-with neighbours and ranks of several dtypes go the other way (`planner`), region by region.
+It serves one lane, where all members and neighbours have one dtype a tensor, and what is left of its plan
+(`SidePlan.left`). Ranks of several dtypes go the other way (`planner`), region by region.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from refitd.layout.layout import Fact, Layout
 from refitd.layout.side import Side
 from refitd.layout.side_factor import side_from_layouts
 from refitd.plan.regions import MIN_CHUNK
-from refitd.plan.side_plan import SidePlan
+from refitd.plan.side_plan import LeftPlan, SidePlan
 from refitd.plan.sides import plan_sides
 from refitd.plan.tables import Rank
 from refitd.plan.topology import Link, Topology
@@ -43,9 +43,17 @@ def is_large(sources: Sequence[Rank], members: Sequence[Rank]) -> bool:
     return True
 
 
-def plan_large(sources: Sequence[Rank], members: Sequence[Rank], bucket_bytes: int) -> SidePlan:
-    """The plan of a whole refit; each byte enters a node once. Raises what `make_plan` raises."""
-    return plan_sides(_side(sources), _side(members), _NODES, relays=False, bucket_bytes=max(bucket_bytes, 16))
+def plan_large(
+    sources: Sequence[Rank], members: Sequence[Rank], neighbours: Sequence[Rank], bucket_bytes: int
+) -> SidePlan:
+    """The plan of a whole refit; each byte enters a node once, and not where a neighbour will have it. Raises what
+    `make_plan` raises.
+
+    Neighbours are planned for as if they were members, and are then taken to hold all that they need.
+    """
+    target = _side([*members, *neighbours])
+    plan = plan_sides(_side(sources), target, _NODES, relays=False, bucket_bytes=max(bucket_bytes, 16))
+    return LeftPlan(plan, {}, tuple(rank.key for rank in neighbours)) if neighbours else plan
 
 
 class _Same(NamedTuple):

@@ -5,11 +5,13 @@ The whole plan says who brings a byte into a node (its *entry*) and who reads it
 boxes are taken out of what it gets. Of the rest, what the entry holds is read from it as planned; what only another
 rank of the same set holds is read from that one, in stage 1, by the entry too, so that nothing enters a node that is in
 it. Sender and receiver of a message know what all ranks hold and find the same.
+
+Neighbours of a lane are ranks of its plan that hold all that they need.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +20,6 @@ from refitd.errors import ProofError
 from refitd.layout import Box
 from refitd.layout.box import Bools, Ints, difference
 from refitd.plan.canon import Ranks
-from refitd.plan.classes import Classes
 from refitd.plan.cutting import Parcels
 from refitd.plan.ends import Ends
 from refitd.plan.expand import Deliveries, Grains
@@ -51,28 +52,45 @@ class Boxes(NamedTuple):
 
 
 class Holdings:
-    """What ranks hold, by number of the plan, in the wants of ``classes``; of each rank when it is first asked for."""
+    """What ranks hold, by number of the plan, in the wants of ``laid``; of each rank when it is first asked for.
 
-    def __init__(self, classes: Classes, ranks: Ranks, held: Mapping[str, Held]) -> None:
-        self._classes, self.ranks, self._held = classes, ranks, held
+    ``lenders``: keys of ranks that hold all their pieces.
+    """
+
+    def __init__(self, laid: Ends, ranks: Ranks, held: Mapping[str, Held], lenders: Collection[str] = ()) -> None:
+        self._laid, self._classes, self.ranks = laid, laid.classes, ranks
+        self._held, self._lenders = held, lenders
         self._known: dict[int, Boxes | None] = {}
 
     def of(self, rank: int) -> Boxes | None:
         """The boxes of a rank, or None where it holds nothing."""
         if rank not in self._known:
-            held = self._held.get(self.ranks.keys[rank])
-            self._known[rank] = self._boxes(held) if held and len(held.tensor) else None
+            key = self.ranks.keys[rank]
+            held = self._held.get(key)
+            if key in self._lenders:
+                self._known[rank] = self._all(rank)
+            else:
+                self._known[rank] = self._boxes(held) if held and len(held.tensor) else None
         return self._known[rank]
 
+    def _all(self, rank: int) -> Boxes:
+        want, piece = _pieces(self._laid, rank)
+        order = np.argsort(want, kind="stable")
+        at = piece[order]
+        return self._by_want(want[order], self._laid.lo[at], self._laid.hi[at])
+
+    def _by_want(self, want: Ints, lo: Ints, hi: Ints) -> Boxes:
+        dims = self._classes.lo.shape[1]
+        return Boxes(ends(np.bincount(want, minlength=len(self._classes.dst))), lo[:, :dims], hi[:, :dims])
+
     def _boxes(self, held: Held) -> Boxes:
-        laid, dims = self._classes.destination, self._classes.lo.shape[1]
+        laid = self._classes.destination
         numbers = np.full(len(laid.side.tensors) + 1, -1, np.int64)
         numbers[laid.tensor[self._classes.dst]] = np.arange(len(self._classes.dst))
         want = numbers[laid.side.tensors.where(held.names)][held.tensor]
         row = np.flatnonzero(want >= 0)
         row = row[np.argsort(want[row], kind="stable")]
-        first = ends(np.bincount(want[row], minlength=len(self._classes.dst)))
-        return Boxes(first, held.lo[row, :dims], held.hi[row, :dims])
+        return self._by_want(want[row], held.lo[row], held.hi[row])
 
 
 class _Items(NamedTuple):
@@ -96,14 +114,17 @@ def left(
     items = _items(work, grains)
     own = _common(holdings, items, items.dst)
     whole = product(items.hi - items.lo)
-    loose = (own > 0) | _in_the_node(holdings, sets, parcels, work, grains, items)
-    gone = own == whole
+    near, mate = _in_the_node(holdings, sets, parcels, work, grains, items)
+    loose, gone = (own > 0) | near, own == whole
     touched = np.zeros(len(grains.unit), dtype=bool)
     touched[items.grain[loose | gone]] = True
     again = touched[items.grain] & ~gone
+    moved = again & (own == 0) & near & (mate >= 0)
     parts = _Parts(holdings, sets, parcels, work, grains)
-    for at in np.flatnonzero(again).tolist():
-        parts.add(items, at, split=bool(loose[at]))
+    parts.whole(items, np.flatnonzero(again & ~loose))
+    parts.whole(items, np.flatnonzero(moved), mate)
+    for at in np.flatnonzero(again & loose & ~moved).tolist():
+        parts.add(items, at)
     return parts.joined(np.flatnonzero(~touched), rank)
 
 
@@ -126,8 +147,9 @@ def _common(holdings: Holdings, items: _Items, rank: Ints) -> Ints:
 
 def _in_the_node(
     holdings: Holdings, sets: SetTable, parcels: Parcels, work: Deliveries, grains: Grains, items: _Items
-) -> Bools:
-    """Items of which ranks that also need them hold something, other than the receiver, and than the sender alone."""
+) -> tuple[Bools, Ints]:
+    """Items of which ranks that also need them hold something, other than the receiver, and than the sender alone; and
+    the first of these ranks that holds the whole item, or -1."""
     delivery = grains.delivery[items.box]
     number = parcels.flows.needers[work.parcel[delivery]]
     entering = (parcels.flows.link[work.parcel[delivery]] == NET) & (sets.size()[number] > 1)
@@ -136,14 +158,18 @@ def _in_the_node(
     mate = sets.member[sets.first[number[at]][run] + place]
     here = holdings.ranks.node[mate] == holdings.ranks.node[items.dst[at[run]]]
     other = np.flatnonzero(here & (mate != items.dst[at[run]]) & (mate != work.src[delivery[at[run]]]))
-    found = np.zeros(len(items.grain), dtype=bool)
-    some = _common(holdings, items.take(at[run[other]]), mate[other]) > 0
-    found[at[run[other][some]]] = True
+    found, first = np.zeros(len(items.grain), dtype=bool), np.full(len(items.grain), -1, np.int64)
+    mate, item = mate[other], at[run[other]]
+    theirs = items.take(item)
+    common = _common(holdings, theirs, mate)
+    found[item[common > 0]] = True
+    full = np.flatnonzero(common == product(theirs.hi - theirs.lo))[::-1]
+    first[item[full]] = mate[full]
     sender = np.flatnonzero(found & (work.spread[delivery] > 0))
     pieces = items.take(sender)
     all_of_it = _common(holdings, pieces, work.src[delivery[sender]]) == product(pieces.hi - pieces.lo)
     found[sender[all_of_it]] = False
-    return found
+    return found, first
 
 
 class _Parts:
@@ -156,22 +182,33 @@ class _Parts:
         self._rows: list[tuple[int, int, int, int]] = []  # grain, box, delivery, stage
         self._lo: list[tuple[int, ...]] = []
         self._hi: list[tuple[int, ...]] = []
+        self._wholes: list[tuple[Ints, Ints, Ints]] = []  # rows, lo, hi
 
-    def add(self, items: _Items, at: int, split: bool) -> None:
-        """What is left of item ``at``; ``split``: something of it is held somewhere."""
+    def whole(self, items: _Items, at: Ints, mate: Ints | None = None) -> None:
+        """Items ``at`` as they are: as planned, or read from a ``mate`` (of each item) instead, in stage 1."""
+        delivery, stage = self._grains.delivery[items.box[at]], self._grains.stage[items.grain[at]]
+        if mate is not None:
+            count = len(self._holdings.ranks.keys)
+            pairs, which = np.unique(delivery * count + mate[at], return_inverse=True)
+            numbers = [self._number(*divmod(pair, count)) for pair in pairs.tolist()]
+            delivery, stage = np.array(numbers, np.int64)[which], np.ones(len(at), np.int64)
+        rows = np.stack([items.grain[at], items.box[at], delivery, stage], axis=1)
+        self._wholes.append((rows, items.lo[at], items.hi[at]))
+
+    def _number(self, delivery: int, mate: int) -> int:
+        return self._extra.setdefault((delivery, mate), len(self._work.src) + len(self._extra))
+
+    def add(self, items: _Items, at: int) -> None:
+        """What is left of item ``at``, of which something is held somewhere."""
         box, want = int(items.box[at]), int(items.want[at])
         whole = Box(tuple(items.lo[at].tolist()), tuple(items.hi[at].tolist()))
         delivery, stage = int(self._grains.delivery[box]), int(self._grains.stage[int(items.grain[at])])
         row = int(items.grain[at]), box
-        if not split:
-            self._keep(row, delivery, stage, [whole])
-            return
         rest = difference(whole, self._boxes(int(items.dst[at]), want))
         planned, elsewhere = self._shared(rest, delivery, want, int(items.dst[at]))
         self._keep(row, delivery, stage, planned)
         for mate, parts in elsewhere:
-            number = self._extra.setdefault((delivery, mate), len(self._work.src) + len(self._extra))
-            self._keep(row, number, 1, parts)
+            self._keep(row, self._number(delivery, mate), 1, parts)
 
     def _shared(
         self, rest: list[Box], delivery: int, want: int, dst: int
@@ -203,8 +240,9 @@ class _Parts:
     def joined(self, stay: Ints, rank: int) -> tuple[Deliveries, Grains]:
         """All deliveries, and the grains that are left: those that ``stay``, and the parts that concern ``rank``."""
         grains, work = self._grains, self._more()
-        rows = np.array(self._rows, np.int64).reshape(-1, 4)
-        lo, hi = (np.array(side, np.int64).reshape(len(rows), grains.lo.shape[1]) for side in (self._lo, self._hi))
+        rows, dims = np.array(self._rows, np.int64).reshape(-1, 4), grains.lo.shape[1]
+        lo, hi = (np.array(side, np.int64).reshape(len(rows), dims) for side in (self._lo, self._hi))
+        rows, lo, hi = (np.concatenate(column) for column in zip((rows, lo, hi), *self._wholes, strict=True))
         mine = (work.src[rows[:, 2]] == rank) | (work.dst[rows[:, 2]] == rank)
         rows, lo, hi = rows[mine], lo[mine], hi[mine]
         units = distinct(grains.unit[stay])

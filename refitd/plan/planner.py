@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 
 import numpy as np
 
-from refitd.errors import InputError, PlanError
+from refitd.errors import InputError, MismatchError, PlanError
 from refitd.layout import Box, check_match
 from refitd.layout.box import Ints
 from refitd.plan.base import Plan
@@ -108,9 +108,12 @@ def make_plan(
     held = dict(held or {})
     near = {(r.domain, r.node) for r in members}
     neighbours = [r for r in neighbours if (r.domain, r.node) in near]
-    if not neighbours and is_large(sources, members):
-        with suppress(PlanError) if held else nullcontext():  # what no source holds, a mate may
-            return plan_large(sources, members, bucket_bytes).left(held)
+    if is_large(sources, [*members, *neighbours]):
+        # what no source holds, a mate may; what a neighbour alone needs is no fault of this lane's
+        faults = (PlanError, MismatchError) if neighbours else (PlanError,) if held else ()
+        with suppress(*faults):
+            plan = plan_large(sources, members, neighbours, bucket_bytes)
+            return plan.left(held) if held else plan
     check_match({r.key: r.layout for r in sources}, {r.key: r.layout for r in members})
     table = build_table(sources, neighbours, members)
     regions = _regions(table, held, bucket_bytes)

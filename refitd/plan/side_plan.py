@@ -246,17 +246,19 @@ class SidePlan:
 
 
 class LeftPlan(SidePlan):
-    """What is left of a ``whole`` plan when ranks hold boxes already. Totals are counted from all programs, when asked
-    for."""
+    """What is left of a ``whole`` plan when ranks hold boxes already, and ``lenders`` all that they need. Totals are
+    counted from all programs, when asked for."""
 
-    def __init__(self, whole: SidePlan, held: Mapping[str, Held]) -> None:
+    def __init__(self, whole: SidePlan, held: Mapping[str, Held], lenders: tuple[str, ...] = ()) -> None:
         digest = hashlib.blake2b(whole.digest.encode(), digest_size=16)
         for key in sorted(held.keys() & {*whole.ranks}):
             digest.update(f"{key} {held[key].digest}\0".encode())
+        for key in sorted(lenders):
+            digest.update(f"{key} lends\0".encode())
         core = Core(whole.content, whole.cutting, whole.part)
         super().__init__(digest.hexdigest(), whole.topology, whole.bucket_bytes, core)
-        self._whole, self._holdings = whole, Holdings(whole.content.classes, whole.content.ranks, held)
-        self.ends = whole.ends
+        self._whole, self._lenders, self.ends = whole, lenders, whole.ends
+        self._holdings = Holdings(whole.ends, whole.content.ranks, held, frozenset(lenders))
 
     @cached_property
     def totals(self) -> Mapping[str, int]:
@@ -274,8 +276,8 @@ class LeftPlan(SidePlan):
         return (*self._whole.reasons, "of this, what ranks hold already is left out or read in their node")
 
     def left(self, held: Mapping[str, Held]) -> SidePlan:
-        """The whole plan without ``held``, which takes the place of what was held before."""
-        return self._whole.left(held)
+        """The whole plan without ``held``, which takes the place of what was held before; lenders stay."""
+        return LeftPlan(self._whole, held, self._lenders)
 
     def _left(self, number: int, work: Deliveries, grains: Grains) -> tuple[Deliveries, Grains]:
         parcels, sets = self.cutting.parcels, self.content.sets.table()

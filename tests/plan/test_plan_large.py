@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from side_helpers import World, carry_out, expected, memory, worlds
+from plan_helpers import cast_whole, distinct, fill, simple
+from side_helpers import World, carry_out, expected, flats, memory, worlds
 
-from refitd.plan import Bucket, Held, Plan, Program, large, make_plan
+from refitd.layout import Box
+from refitd.plan import Bucket, Plan, Program, Rank, large, make_plan
+from refitd.plan.planner import BoxPlan
+from refitd.plan.side_plan import LeftPlan
 
 
 @settings(max_examples=60, deadline=None)
@@ -35,10 +41,10 @@ def test_both_ways_deliver_the_same(world: World, bucket_bytes: int) -> None:
         assert make_plan(sources, [rank], held={rank.key: held}).buckets == ()
 
 
-def factored(sources: list, members: list, held: dict[str, Held] | None = None, bucket_bytes: int = 64) -> Plan:
+def factored(sources: list, members: list, held=None, bucket_bytes: int = 64, near: Sequence[Rank] = ()) -> Plan:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(large, "PIECES", 0)
-        return make_plan(sources, members, held=held, bucket_bytes=bucket_bytes)
+        return make_plan(sources, members, near, held, bucket_bytes)
 
 
 def sent(programs: list[Program]) -> list[tuple]:
@@ -84,3 +90,60 @@ def test_the_remainder_of_a_large_lane_is_what_is_not_held(world: World, data: s
         rest = left.held(rank.key, [b.id for b in left.program(rank.key).receives()])
         assert rest.union(held[rank.key]).elements == rest.elements + held[rank.key].elements
     assert {(b.link, b.stage) for b in left.buckets} <= {("network", 0), ("peer", 0), ("peer", 1), ("local", 0)}
+
+
+@settings(max_examples=25, deadline=None)
+@given(worlds(), st.data())
+def test_a_large_lane_reads_what_neighbours_will_have(world: World, data: st.DataObject) -> None:
+    """Neighbours receive nothing and bring everything that they have into their node's members, before and after a part
+    has landed; nothing else enters than what planning box by box lets in; any order of ranks makes one plan."""
+    shapes, dtype, sources, ranks = world
+    number = data.draw(st.integers(1, len(ranks)))
+    members, near = ranks[:number], ranks[number:]
+    bucket_bytes = data.draw(st.sampled_from([16, 64, 1 << 20]))
+    plan = factored(sources, members, None, bucket_bytes, near)
+    beside = {rank.key for rank in near if rank.node in {member.node for member in members}}
+    assert isinstance(plan, LeftPlan) == bool(beside)
+    assert plan.digest == factored(sources[::-1], members[::-1], None, bucket_bytes, near[::-1]).digest
+    arrays = memory(shapes, dtype, sources, members)
+    for rank in near:
+        arrays[rank.key] = flats(fill(rank.layout, cast_whole(cast_whole(distinct(shapes), dtype), dtype_of(rank))))
+    picked = {b.id for b in data.draw(st.sets(st.sampled_from([b for b in plan.buckets if b.stage == 0] or [None])))
+              if b is not None}  # fmt: skip
+    carry_out([plan.program(r.key) for r in members], arrays, packed=False, wanted=picked)
+    landed = {r.key: plan.held(r.key, [b.id for b in plan.buckets if b.id in picked and b.dst == r.key])
+              for r in members}  # fmt: skip
+    for held in (None, landed):
+        now = plan.left(held) if held else plan
+        programs = [Program.from_bytes(now.program(rank.key).to_bytes()) for rank in (*sources, *members)]
+        entering = sum(row[4] for row in sent(programs))
+        assert entering == make_plan(sources, members, near, held).totals["network_bytes"]
+        assert not {b.dst for b in now.buckets} & beside
+        assert {b.stage for b in now.buckets if b.src in beside} <= {1}
+    carry_out([p for p in programs if p.rank in {r.key for r in members}], arrays, packed=True)
+    for rank in members:
+        assert {n: a.tobytes() for n, a in arrays[rank.key].items()} == expected(shapes, dtype, rank)
+
+
+def test_a_neighbour_that_needs_what_nobody_has_is_no_fault_of_the_lane() -> None:
+    """The lane is planned box by box then, and reads from the neighbour what that has."""
+    shapes = {"w": (4, 4)}
+    whole, extra = distinct(shapes), distinct({"w": (4, 4), "more": (2,)})
+    sources, members, near = (
+        [
+            Rank(
+                key,
+                node,
+                node,
+                simple(facts, {name: [Box((0,) * t.ndim, tuple(t.shape))] for name, t in facts.items()}),
+            )
+        ]
+        for key, node, facts in (("s/0", "s", whole), ("e/b/0", "d", whole), ("e/a/0", "d", extra))
+    )
+    plan = factored(sources, members, near=near)
+    assert isinstance(plan, BoxPlan)
+    assert [(b.src, b.link, b.stage, b.nbytes) for b in plan.buckets] == [("e/a/0", "peer", 1, 64)]
+
+
+def dtype_of(rank: Rank) -> str:
+    return next((dtype for _, dtype in rank.layout.storages.values()), "float32")
