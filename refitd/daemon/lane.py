@@ -279,6 +279,7 @@ class LaneDriver:
         publication = PubId(ticket.generation, ticket.revision)
         rank.told, rank.told_at = (ticket.kind, publication, self.token), time.monotonic()
         rank.step = ticket.step
+        rank.since = rank.since or publication
         if ticket.kind == "commit":
             body = Ticket(**{**ticket.to_json(), "kind": "receive"})
             rank.session.event("commit", ticket=body.to_json())

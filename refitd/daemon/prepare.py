@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from refitd.daemon.rank import NO_PUBLICATION, LocalRank
-from refitd.epoch.records import PubId
+from refitd.epoch.records import Lane, PubId
 from refitd.epoch.release import published
 from refitd.plan import Held
 
 if TYPE_CHECKING:
     from refitd.daemon.lane import LaneDriver
+
+LEFT = "superseded: the replica's lead is not in that receive any more: take its next ticket"
 
 
 class Preparer:
@@ -75,9 +77,9 @@ class Preparer:
         if rank.receiving is None:
             self._offer_ticket(rank, publication)
             return False
-        if self._left_behind(rank, publication):
+        if over := self._superseded(rank, publication):
             rank.receiving, rank.told = None, None
-            rank.session.event("failed", reason="the replica's lead has that commit already: take its next ticket")
+            rank.session.event("failed", reason=over)
             return False
         if rank.lent_for is None:
             rank.fill(publication)
@@ -87,20 +89,32 @@ class Preparer:
             rank.session.event("relend", reason="the publication was abandoned for a newer one")
         return rank.lent_for == publication and not rank.relending
 
-    def _left_behind(self, rank: LocalRank, publication: PubId) -> bool:
-        """Whether the rank missed a commit that its lead heard, and the lane goes for a newer publication.
-
-        The lead is not in that receive any more, and cannot call the next one while this rank is.
-        """
-        driver, asked = self._driver, rank.receiving
-        lane = driver.lane
-        if lane is None or asked is None or lane.lead.key == rank.key:
-            return False
+    def _superseded(self, rank: LocalRank, publication: PubId) -> str:
+        """Why the receive that a rank is in will never end, as its replica is not in it; empty where it may end."""
+        lane, asked = self._driver.lane, rank.receiving
+        if lane is None or asked is None:
+            return ""
         before = PubId(asked.generation, asked.revision)
-        ack = driver.context.agreement.view.ack(driver.replica, lane.lead.node)
-        lead = driver.context.ranks.get(lane.lead.key)
-        served = lead.served if lead else PubId(*ack.lead) if ack else NO_PUBLICATION
-        return before < publication and before <= served
+        if before >= publication:
+            return ""
+        if lane.lead.key != rank.key:
+            return LEFT if before <= self._lead_left(lane) else ""
+        return self._of_another_life(rank, before, publication)
+
+    def _lead_left(self, lane: Lane) -> PubId:
+        """The newest publication whose receive the lead has left; it cannot call the next while others are in it."""
+        ack = self._driver.context.agreement.view.ack(self._driver.replica, lane.lead.node)
+        lead = self._driver.context.ranks.get(lane.lead.key)
+        return max(lead.served, lead.left) if lead else PubId(*ack.lead) if ack else NO_PUBLICATION
+
+    @staticmethod
+    def _of_another_life(rank: LocalRank, before: PubId, publication: PubId) -> str:
+        """A lead that asks with a ticket of an earlier life of its rank: the others have done what that one said, or
+        wait for orders. While it is in that receive it can give none, and would wait until its time is over."""
+        if rank.since is not None and rank.since <= before:
+            return ""
+        rank.left = before
+        return f"superseded: it never had a ticket of {tuple(before)}, {tuple(publication)} is next: take its ticket"
 
     def _offer_ticket(self, rank: LocalRank, publication: PubId) -> None:
         """The lead hears of the refit; the engine calls receive on every worker at its next step boundary."""

@@ -94,6 +94,8 @@ class LocalRank:
     relending: bool = False
     told: tuple[str, PubId, int] | None = None  # the last ticket or commit event, and its token
     told_at: float = 0.0  # when (monotonic seconds)
+    since: PubId | None = None  # of the first ticket that this life of the client can have been given; None: none yet
+    left: PubId = NO_PUBLICATION  # as the lead: it was told that its receive of this one, or an older one, is over
     step: int = 0
     came_with: PubId = NO_PUBLICATION  # what the client served when it registered
     device: str | None = None  # UUID: where its weights will probably be

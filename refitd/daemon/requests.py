@@ -92,6 +92,7 @@ class Requests:
             rank.set_memory(shadow_memory(layout, fds.take(1)))
         state = message["state"]
         rank.step = state["step"] if state else 0
+        rank.since = NO_PUBLICATION if state else None  # who serves or is in a receive may have tickets of old daemons
         rank.device = message.get("device")
         job.add_rank(rank, data)
         self._log.info(

@@ -87,10 +87,10 @@ class Voice:
         return Ack(driver.token, digest, phase, *publication, shown, served, lead=self._lead())
 
     def _lead(self) -> PubId:
-        """What the lead serves, for nodes whose ranks still wait for a commit that it has heard."""
+        """What the lead serves or was sent away from, for nodes whose ranks still wait in that receive."""
         lane = self._driver.lane
         lead = self._driver.context.ranks.get(lane.lead.key) if lane and lane.members else None
-        return lead.served if lead else NO_PUBLICATION
+        return max(lead.served, lead.left) if lead else NO_PUBLICATION
 
     def _progress(self) -> tuple[str, PubId]:
         prepared, attempt = self._driver.prepared, self._driver.attempt

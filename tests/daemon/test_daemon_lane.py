@@ -77,7 +77,14 @@ def test_the_other_ranks_hear_of_a_commit_as_soon_as_it_is_written(monkeypatch: 
         context = MagicMock(node="a", job="job", agreement=agreement)
         driver = LaneDriver(context, "r0")
         mate = SimpleNamespace(
-            key="engine/r0/1", receiving=True, lent_for=PUBLISHED, told=None, told_at=0.0, step=0, session=MagicMock()
+            key="engine/r0/1",
+            receiving=True,
+            lent_for=PUBLISHED,
+            told=None,
+            told_at=0.0,
+            step=0,
+            since=None,
+            session=MagicMock(),
         )
         mate.session.event.side_effect = lambda name, **_fields: happened.append(name)
         monkeypatch.setattr(driver, "my_members", lambda: [mate])

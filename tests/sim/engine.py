@@ -89,6 +89,7 @@ class SimEngine(SimClient):
         self._taken: Ticket | None = None
         self._mover: int | None = None
         self._lent = False
+        self._sent_away = False  # as the lead: the daemon said that this receive is superseded
         self._patient_until = 0.0
         machine, layout = replica.machines[rank], replica.layouts[rank]
         super().__init__(machine, replica.name, rank, replica.world_size, layout, replica.mode)
@@ -143,8 +144,8 @@ class SimEngine(SimClient):
             except ReceiveFailed as error:
                 self.world.say("receive_failed", rank=self.key, reason=str(error))
                 await asyncio.sleep(self.world.rng.uniform(0.05, 0.5))
-                if self.of.lead_is_done():  # nobody waits for us in this receive: the lead takes the next ticket
-                    return False
+                if self.of.lead_is_done() or self._sent_away:
+                    return False  # nobody waits for us in this receive: the lead takes the next ticket
             except RefitdError as error:
                 self.world.say("ticket_refused", rank=self.key, reason=str(error))
                 return False
@@ -220,7 +221,7 @@ class SimEngine(SimClient):
         self._check(ticket)
         await self._hear()
         deadline = loop().time() + RECEIVE_SECONDS
-        was_dirty, self._lent = self.page.dirty, False
+        was_dirty, self._lent, self._sent_away = self.page.dirty, False, False
         self.page.dirty = 1
         self.page.bump_loan()
         try:
@@ -287,6 +288,7 @@ class SimEngine(SimClient):
             newer = (done.generation, done.revision) >= (ticket.generation, ticket.revision)
             return done if newer and done.replica == ticket.replica else None
         if name == "failed":
+            self._sent_away = self.rank == 0
             raise ReceiveFailed(event["reason"])
         if name == "relend":
             await self._relend(deadline)
