@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TextIO
 
 from refitd.operate.rate import format_rate
+from refitd.telemetry.page import failing, goes_on_failed, publication
 
 Facts = dict[str, Any]
 _GAP = "  "
@@ -59,7 +60,7 @@ def job_line(name: str, job: Facts) -> str:
     parts = [
         f"job {name}: leader {job['leader'] or 'none'}",
         f"generation {job['generation']}",
-        f"newest publication {_publication(job['publication'])}",
+        f"newest publication {publication(job['publication'])}",
         f"limit {format_rate(job['limit'])} a node" if job["limit"] is not None else "",
         f"paused: {job['paused_reason'] or 'no reason given'}" if job["paused"] else "",
     ]
@@ -68,17 +69,11 @@ def job_line(name: str, job: Facts) -> str:
 
 def troubles(job: Facts) -> list[str]:
     """What is slow now, which refits go on after a failure, and what broke here lately: a sentence each."""
-    failing = [refit for refit in job.get("refits", ()) if refit["failures"] and not refit["outcome"]]
     return [
         *job.get("slow", ()),
-        *(f"the refit of {r['replica']} to {_publication(r['publication'])} {_failed(r)}" for r in failing),
+        *map(failing, filter(goes_on_failed, job.get("refits", ()))),
         *(f"{_ago(f['age'])} ago: {f['what']}" for f in job.get("faults", ()) if f["age"] < _LATELY_SECONDS),
     ]
-
-
-def _failed(refit: Facts) -> str:
-    times = "once" if refit["failures"] == 1 else f"{refit['failures']} times"
-    return f"has failed {times}: {refit['why']}"
 
 
 def _ago(seconds: float) -> str:
@@ -97,7 +92,7 @@ def job_tables(job: Facts) -> Iterator[Table]:
 
 def _replica(replica: Facts) -> list[str]:
     return [
-        replica["name"], _publication(replica["publication"]), _or_dash(replica["step"]), _or_dash(replica["lag"]),
+        replica["name"], publication(replica["publication"]), _or_dash(replica["step"]), _or_dash(replica["lag"]),
         "yes" if replica["ready"] else "no", replica["mode"], replica["why"],
     ]  # fmt: skip
 
@@ -116,10 +111,6 @@ def _member(job: Facts, member: Facts) -> list[str]:
     ]
     ranks = ", ".join(rank["key"] for rank in member["ranks"])
     return [member["node"], member["address"], ranks, "; ".join(states)]
-
-
-def _publication(publication: Sequence[int] | None) -> str:
-    return "/".join(map(str, publication)) if publication else "-"
 
 
 def _or_dash(value: int | None) -> str:

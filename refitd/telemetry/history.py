@@ -12,6 +12,7 @@ from typing import NamedTuple
 from refitd.failpoints import PHASES
 
 KEPT, FAULTS = 40, 20
+_LEFT = "superseded"
 
 
 class Refit(NamedTuple):
@@ -83,7 +84,7 @@ class History:
     def ended(self, refit: Refit, outcome: str, why: str = "") -> None:
         """The refit is over; one of which nothing was heard, or that had ended, is left as it is."""
         with self._lock:
-            for record in [record for record in self._records if record.refit == refit and not record.outcome]:
+            for record in [each for each in self._records if each.refit == refit and each.outcome in ("", _LEFT)]:
                 self._put(replace(record, outcome=outcome, why=why or record.why))
 
     def fault(self, job: str, what: str) -> None:
@@ -106,6 +107,8 @@ class History:
         for record in reversed(self._records):
             if record.refit == refit:
                 return record
+        for old in [r for r in self._records if not r.outcome and r.refit[:2] == refit[:2] and r.refit < refit]:
+            self._put(replace(old, outcome=_LEFT))  # nobody tells a node that a lane went on without its end
         record = RefitRecord(refit, self._clock() - spent)
         self._records.append(record)
         return record

@@ -43,6 +43,7 @@ def faults(picture: Facts) -> Iterator[str]:
         yield "the store does not answer: transfers under way finish, and nothing new is decided"
     for name, job in picture.get("jobs", {}).items():
         yield from (f"{name}: {sentence}" for sentence in _job_faults(job))
+    yield from (f"{refit['job']}: {failing(refit)}" for refit in picture.get("refits", ()) if goes_on_failed(refit))
 
 
 def _job_faults(job: Facts) -> Iterator[str]:
@@ -207,6 +208,17 @@ def text(value: object) -> str:
 def prose(value: object) -> str:
     """A cell with words that may take several lines."""
     return f"<td{_PROSE}>{text(value)}</td>"
+
+
+def goes_on_failed(refit: Facts) -> bool:
+    """Whether a refit has failed and is not over."""
+    return bool(refit["failures"]) and not refit["outcome"]
+
+
+def failing(refit: Facts) -> str:
+    """What is to be said of such a refit."""
+    times = "once" if refit["failures"] == 1 else f"{refit['failures']} times"
+    return f"the refit of {refit['replica']} to {publication(refit['publication'])} has failed {times}: {refit['why']}"
 
 
 def number(value: str) -> str:

@@ -15,7 +15,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -24,6 +24,7 @@ from refitd import connect_engine, connect_trainer
 from refitd.cli import main
 from refitd.hook.engine import Engine
 from refitd.hook.trainer import Trainer
+from refitd.store import spawn_etcd
 from refitd.testing import LocalDaemon, free_port, split_layout, wait_until
 
 TENSORS = {"w": ((1024, 1024), "float32")}
@@ -102,28 +103,39 @@ def throttle() -> Iterator[Throttle]:
         found.close()
 
 
-@pytest.fixture
-def daemon(throttle: Throttle) -> Iterator[LocalDaemon]:
-    config = {
-        "metrics.listen": "127.0.0.1:0", "timeouts.offer": SECONDS, "data.bucket_bytes": 65536,
-        "data.port": throttle._behind, "data.advertise": f"127.0.0.1:{throttle.port}",
-    }  # fmt: skip
-    with LocalDaemon(links="network", config=config) as running:
-        yield running
+class Nodes(NamedTuple):
+    """Trainers send from node a, an engine receives on node b."""
+
+    a: LocalDaemon
+    b: LocalDaemon
 
 
 @pytest.fixture
-def job(daemon: LocalDaemon) -> Iterator[Callable[[int], Future[None]]]:
+def nodes(throttle: Throttle) -> Iterator[Nodes]:
+    """Two daemons on one real etcd."""
+    config = {"metrics.listen": "127.0.0.1:0", "timeouts.offer": SECONDS, "data.bucket_bytes": 65536}
+    behind = {"data.port": throttle._behind, "data.advertise": f"127.0.0.1:{throttle.port}"}
+    with contextlib.ExitStack() as stack:
+        etcd = spawn_etcd(prefer="distro")
+        stack.callback(etcd.stop)
+        yield Nodes(
+            stack.enter_context(LocalDaemon(etcd.url, "network", "a", config)),
+            stack.enter_context(LocalDaemon(etcd.url, "network", "b", {**config, **behind})),
+        )
+
+
+@pytest.fixture
+def job(nodes: Nodes) -> Iterator[Callable[[int], Future[None]]]:
     """Two trainers, each with half of the rows, and an engine; begins a refit to a step and returns its end."""
     with contextlib.ExitStack() as stack:
         pool = stack.enter_context(ThreadPoolExecutor(1))
-        trainers = [stack.enter_context(connect_trainer("grpo", "run0", r, 2, daemon.socket)) for r in range(2)]
-        engine = stack.enter_context(connect_engine("grpo", "r0", 0, 1, daemon.socket))
+        trainers = [stack.enter_context(connect_trainer("grpo", "run0", r, 2, nodes.a.socket)) for r in range(2)]
+        engine = stack.enter_context(connect_engine("grpo", "r0", 0, 1, nodes.b.socket))
         for rank, trainer in enumerate(trainers):
             trainer.plan_seconds = SECONDS
             trainer.register(split_layout(TENSORS, rank, 2))
         engine.register(split_layout(TENSORS, 0, 1))
-        wait_until(lambda: all(rank["mover"] for rank in shown(daemon)["ranks"]), "movers", SECONDS)
+        wait_until(lambda: all(rank["mover"] for node in nodes for rank in shown(node)["ranks"]), "movers", SECONDS)
         refit(trainers, engine, 1)
         yield lambda step: pool.submit(refit, trainers, engine, step)
 
@@ -155,7 +167,10 @@ def everywhere(daemon: LocalDaemon, capsys: pytest.CaptureFixture[str], wanted: 
         return capsys.readouterr().out
 
     for read in (lambda: page(daemon), printed):
-        wait_until(lambda read=read: re.search(wanted, read()), f"{wanted} in:\n{read()}", NAMED)
+        seen = [""]
+        with contextlib.suppress(TimeoutError):
+            wait_until(lambda read=read, seen=seen: re.search(wanted, seen.append(read()) or seen[-1]), wanted, NAMED)
+        assert re.search(wanted, seen[-1]), seen[-1]
 
 
 def shown(daemon: LocalDaemon) -> dict[str, Any]:
@@ -165,40 +180,43 @@ def shown(daemon: LocalDaemon) -> dict[str, Any]:
 
 
 def test_a_throttled_edge_is_named(
-    daemon: LocalDaemon, throttle: Throttle, job: Callable[[int], Future[None]], capsys: pytest.CaptureFixture[str]
+    nodes: Nodes, throttle: Throttle, job: Callable[[int], Future[None]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of two edges the one that trickles is named, with the replica, the phase, and what has come; it is no fault."""
     throttle.on.set()
     ending = job(2)
     try:
         edge = r"trainer/run0/1 -> engine/r0/0 over network, [\d.]+ [kM]?B of 2\.1 MB"
-        everywhere(daemon, capsys, rf"replica r0 has been in transfer for [\d.]+ s: {edge}")
-        links = {row["src"]: row for row in shown(daemon)["links"]}
+        everywhere(nodes.b, capsys, rf"replica r0 has been in transfer for [\d.]+ s: {edge}")
+        links = {row["src"]: row for row in shown(nodes.b)["links"]}
         assert (links["trainer/run0/0"]["moved"], links["trainer/run0/0"]["late"]) == (HALF, False)
         assert (links["trainer/run0/1"]["planned"], links["trainer/run0/1"]["late"]) == (HALF, True)
     finally:
         throttle.on.clear()
         ending.result(SECONDS)
-    assert shown(daemon)["faults"] == []
+    assert [shown(node)["faults"] for node in nodes] == [[], []]
 
 
 def test_a_stopped_mover_is_named(
-    daemon: LocalDaemon, throttle: Throttle, job: Callable[[int], Future[None]], capsys: pytest.CaptureFixture[str]
+    nodes: Nodes, throttle: Throttle, job: Callable[[int], Future[None]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A mover that is stopped in a transfer: its rank, its link, the phase, and why; the refit is made good."""
+    """A mover that is stopped in a transfer: both nodes name rank, link, phase, and why; it is made good."""
     throttle.on.set()
     ending = job(2)
     try:
-        wait_until(lambda: shown(daemon)["lanes"][0]["stage"] == "transfer", "the transfer", SECONDS)
-        ranks = {rank["key"]: rank for rank in shown(daemon)["ranks"]}
+        wait_until(lambda: shown(nodes.b)["lanes"][0]["stage"] == "transfer", "the transfer", SECONDS)
+        ranks = {rank["key"]: rank for rank in shown(nodes.a)["ranks"]}
         os.kill(ranks["trainer/run0/1"]["mover"], signal.SIGSTOP)
+        edge = "trainer/run0/1 -> engine/r0/0"
+        everywhere(nodes.b, capsys, r"the refit of r0 to 1/\d+ has failed once: .*trainer/run0/1")
+        everywhere(nodes.b, capsys, rf"in transfer.*: {edge}")  # by the lost connection, or as slow after a turn
         everywhere(
-            daemon, capsys,
+            nodes.a, capsys,
             r"the mover of trainer/run0/1 was killed: it did not answer a ping in time; "
-            r"replica r0 was in transfer: trainer/run0/1 -> engine/r0/0 over network, [\d.]+ [kM]?B of 2\.1 MB",
+            rf"replica r0 was in transfer: {edge} over network",
         )  # fmt: skip
     finally:
         throttle.on.clear()
         ending.result(SECONDS)
-    assert shown(daemon)["refits"][0]["outcome"] == "ok"
-    assert shown(daemon)["refits"][0]["failures"] == 1
+    newest = shown(nodes.b)["refits"][0]
+    assert (newest["outcome"], newest["failures"]) == ("ok", 1)

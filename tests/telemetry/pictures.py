@@ -77,7 +77,7 @@ def faulty() -> Facts:
     picture["store"]["answers"] = False
     killed = "the mover of engine/r0/1 was killed: it did not answer a ping in time"
     picture["faults"] = [{"at": 1_700_000_050.0, "job": "grpo", "what": killed}]
-    picture["refits"][0] = refit("r0", 41, "failed", why="engine/r0/1: no progress", prepare=0.1, transfer=8.2)
+    picture["refits"][0] = refit("r0", 41, "", why="in transfer: engine/r0/1: no progress", prepare=0.1, transfer=8.2)
     return picture
 
 

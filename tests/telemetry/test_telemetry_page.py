@@ -104,10 +104,11 @@ def test_faults_name_rank_link_and_phase() -> None:
         "grpo: lane r0 is failed: c: no progress",
         "grpo: node b is parked: it joined 6 times within 60 s",
         "grpo: engine/r0/1 has no mover; one is being started",
+        "grpo: the refit of r0 to 2/41 has failed once: in transfer: engine/r0/1: no progress",
     ]
     page = read(render(pictures.faulty()))
     assert [text for text in page.texts if text in found] == found
-    assert "failed, 1 failed before" in page.texts
+    assert "goes on, 1 failed before" in page.texts
     assert "the mover of engine/r0/1 was killed: it did not answer a ping in time" in page.texts
 
 

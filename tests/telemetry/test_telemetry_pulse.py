@@ -105,6 +105,20 @@ def test_a_refit_is_one_record() -> None:
     assert (oldest.failures, oldest.why, oldest.moved) == (1, "engine/r0/1: its mover died", {"network": 10})
 
 
+def test_a_refit_that_was_left_for_a_newer_one_is_over() -> None:
+    """A node that hears nothing of its end: the next refit of the replica ends it, unless its end is told later."""
+    history = History()
+    left, late, other, new = (Refit("grpo", r, 1, n) for r, n in (("r0", 5), ("r0", 7), ("r1", 5), ("r0", 9)))
+    for refit in (left, other, late, new):
+        history.failed(refit, "no byte for 3 s")
+    history.phase(left, "transfer", 0.1)
+    history.ended(late, "ok")
+    assert [(record.refit, record.outcome) for record in history.last()] == [
+        (new, ""), (late, "ok"), (other, ""), (left, "superseded"),
+    ]  # fmt: skip
+    assert {record.why for record in history.last()} == {"no byte for 3 s"}
+
+
 def test_the_history_forgets() -> None:
     """Only the last refits are kept, and what was given out does not change."""
     history = History()
