@@ -124,12 +124,12 @@ def _running(job: Facts, lane: Facts) -> list[str]:
 
 
 def _ended(refit: Facts) -> list[str]:
-    slowest = max(refit["phases"], key=refit["phases"].__getitem__, default="-")
+    longest = f"longest: {max(refit['phases'], key=refit['phases'].__getitem__, default='-')}"
     failures = f", {refit['failures']} failed before" if refit["failures"] else ""
     moved = ", ".join(f"{size(nbytes)} {link}" for link, nbytes in sorted(refit["moved"].items()))
     end = f"{refit['outcome']}{failures}{': ' if refit['why'] else ''}{refit['why']}"
     seconds = f"{sum(refit['phases'].values()):.3f}"
-    return [refit["replica"], "/".join(map(str, refit["publication"])), f"most: {slowest}", seconds, moved or "-", end]
+    return [refit["replica"], "/".join(map(str, refit["publication"])), longest, seconds, moved or "-", end]
 
 
 def _link(row: Facts, rates: Rates) -> list[str]:

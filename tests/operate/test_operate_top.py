@@ -57,11 +57,11 @@ replica r0 has been in transfer for 4.2 s: t1 -> engine/r0/0
 the refit of r0 to 1/9 has failed once: t1 -> engine/r0/0: closed
 3 s ago: the mover of t1 died
 
-REFIT  PUBLICATION  PHASE           SECONDS  MOVED                  END
-r0     1/9          transfer        4.2                             waiting for n0
-r2     -            prepare         -                               waiting for n1
-r1     1/9          most: transfer  0.500    5 B local, 8 MB network  ok
-r0     1/5          most: -         0.000    -                      skipped, 2 failed before: paused
+REFIT  PUBLICATION  PHASE              SECONDS  MOVED                  END
+r0     1/9          transfer           4.2                             waiting for n0
+r2     -            prepare            -                               waiting for n1
+r1     1/9          longest: transfer  0.500    5 B local, 8 MB network  ok
+r0     1/5          longest: -         0.000    -                      skipped, 2 failed before: paused
 
 FROM  TO           LINK     MOVED  PLANNED  RATE
 t1    engine/r0/0  network  2 MB   8 MB     1MB/s  late
