@@ -140,7 +140,7 @@ class LaneDriver:
     def _interrupt(self, why: str) -> None:
         """Whatever phase the lane was in has come to nothing; where we failed ourselves, that was the reason."""
         if self._stage.name in PHASES and self._stage.publication and self._voice.failure is None:
-            self.context.metrics.interrupted(self._refit(self._stage.publication), why)
+            self.context.metrics.interrupted(self._refit(self._stage.publication), f"in {self._stage.name}: {why}")
         self._enter(Stage("gone", None, why))
 
     def _withdraw_ticket(self) -> None:

@@ -208,8 +208,8 @@ def test_a_stopped_mover_is_named(
         ranks = {rank["key"]: rank for rank in shown(nodes.a)["ranks"]}
         os.kill(ranks["trainer/run0/1"]["mover"], signal.SIGSTOP)
         edge = "trainer/run0/1 -> engine/r0/0"
-        everywhere(nodes.b, capsys, r"the refit of r0 to 1/\d+ has failed once: .*trainer/run0/1")
-        everywhere(nodes.b, capsys, rf"in transfer.*: {edge}")  # by the lost connection, or as slow after a turn
+        everywhere(nodes.b, capsys, r"the refit of r0 to 1/\d+ has failed once: in transfer: .*trainer/run0/1")
+        everywhere(nodes.b, capsys, rf"in transfer.*: {edge}")  # the lost connection, or what is slow after a turn
         everywhere(
             nodes.a, capsys,
             r"the mover of trainer/run0/1 was killed: it did not answer a ping in time; "
