@@ -60,6 +60,12 @@ def _a_rank(side: Side, tensor: int, pattern: int) -> str:
     return "no rank"
 
 
+def _first_rank(side: Side, tensor: int) -> str:
+    """The first rank, in the order of their keys, that knows a tensor."""
+    groups = np.concatenate([rows[rows[:, 0] == tensor, 2] for rows in (side.instances, side.bare)])
+    return min(side.ranks[rank] for group in np.unique(groups).tolist() for rank in side.groups[group])
+
+
 def _views(side: Side) -> Iterator[InputError]:
     """Boxes outside their tensor, views outside their storage. One row of a (pattern, group, storage pattern) is
     judged."""
@@ -132,10 +138,9 @@ def _uncovered(side: Side) -> Iterator[InputError]:
             seen[numbers] = _gap([side.patterns[n] for n in numbers])
         if seen[numbers] is not None:
             shape = side.patterns[numbers[0]].shape
-            name = side.tensors[int(pairs[start[i], 0])]
-            yield InputError(
-                f"tensor {name}", f"a holder for every element of shape {shape}", f"none for {seen[numbers]}"
-            )
+            tensor = int(pairs[start[i], 0])
+            expected = f"a holder for every element of shape {shape} as {_first_rank(side, tensor)} reports"
+            yield InputError(f"tensor {side.tensors[tensor]}", expected, f"none for {seen[numbers]}")
 
 
 def _gap(patterns: list[Pattern]) -> object:

@@ -91,7 +91,7 @@ def _text(fact: Fact) -> str:
 def _uncovered(layouts: Side) -> Iterator[InputError]:
     boxes = _boxes(layouts)
     seen: dict[tuple[object, ...], object] = {}
-    for name, (_key, (shape, _dtype)) in sorted(facts_of(layouts).items()):
+    for name, (first, (shape, _dtype)) in sorted(facts_of(layouts).items()):
         if 0 in shape:
             continue
         lo, hi = boxes.get(name, (np.zeros((0, len(shape) or 1), np.int64),) * 2)
@@ -99,7 +99,8 @@ def _uncovered(layouts: Side) -> Iterator[InputError]:
         if key not in seen:
             seen[key] = missing(shape, lo, hi)
         if (gap := seen[key]) is not None:
-            yield InputError(f"tensor {name}", f"a holder for every element of shape {shape}", f"none for {gap}")
+            expected = f"a holder for every element of shape {shape} as {first} reports"
+            yield InputError(f"tensor {name}", expected, f"none for {gap}")
 
 
 def _boxes(layouts: Side) -> dict[str, tuple[Ints, Ints]]:
