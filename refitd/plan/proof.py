@@ -165,7 +165,8 @@ def _senders(table: Table, moves: Moves, owned: Mapping[int, Sequence[Box]]) -> 
     _fail(moves, (moves.stage < 0) | (moves.stage > 1), "belong to no stage")
     dtype_src, dtype_dst = table.dtype[moves.src], table.dtype[moves.dst]
     _fail(moves, (moves.stage == 1) & (dtype_src != dtype_dst), "cast twice")
-    allowed = np.array([[cast_allowed(a, b) for b in table.dtypes] for a in table.dtypes], dtype=bool)
+    count = len(table.dtypes)
+    allowed = np.array([[cast_allowed(a, b) for b in table.dtypes] for a in table.dtypes], bool).reshape(count, count)
     _fail(moves, ~allowed[dtype_src, dtype_dst], "cast in a way that is not allowed")
     _have_landed(moves, np.flatnonzero((moves.stage == 1) & (role != NEIGHBOUR)), owned)
 

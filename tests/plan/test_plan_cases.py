@@ -165,3 +165,11 @@ def test_a_scalar_and_an_empty_tensor() -> None:
     assert {name: t.tolist() for name, t in out.items()} == {"s": [3.5], "e": []}
     assert [p for p in layout.pieces() if p.tensor == "e"] == []
     assert layout.pieces() == (Piece("s", Box((), ()), "s", 0, ()),)
+
+
+def test_sides_without_any_tensor_have_nothing_to_do() -> None:
+    """A rank that owns nothing is a rank: the plan is empty, and proven; so is that of tensors without elements."""
+    nothing, none = Layout.from_tensors({}), Layout.from_tensors({"none": torch.zeros(0, 3)})
+    assert reshard([nothing], [nothing], [{}]) == [{}]
+    (got,) = reshard([none], [none], [{}])
+    assert {name: flat.numel() for name, flat in got.items()} == {"none": 0}
