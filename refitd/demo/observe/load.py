@@ -17,7 +17,7 @@ from refitd.demo.scene import Scene
 PAUSE_SECONDS = 0.7  # between two publications
 RELEASE_SECONDS = 45.0  # longer than the slowest transfer of the run
 COMMIT_SECONDS = 5.0
-CALM_SECONDS = 90.0  # a parked node comes back when its first join is a minute old
+CALM_SECONDS = 90.0  # a parked node comes back once it has been quiet for `job.park`
 HELD = THROTTLED  # the node whose daemon may be held still
 
 Fact = dict[str, Any]

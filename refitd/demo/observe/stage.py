@@ -15,7 +15,7 @@ from refitd.store.spawn import free_port, spawn_etcd
 
 THROTTLED = "d"  # the node whose way in the sluice is
 FLAPS = 4  # `job.flaps`: a busy machine does not start a daemon six times within a minute
-PARK_SECONDS = 5  # `job.park`
+PARK_SECONDS = 20  # `job.park`: an alert must have time to see it
 _CHUNK_SECONDS = 0.1
 
 
