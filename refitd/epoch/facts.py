@@ -10,7 +10,7 @@ from typing import NamedTuple
 class Facts:
     """What its own clock tells a leader (`refitd.epoch.patience`), and its configuration.
 
-    ``grace_over``: unpublished offers have waited long enough for ranks that are silent. ``joins_settled``: nobody has
+    ``grace_over``: unpublished offers have waited long enough for silent or absent ranks. ``joins_settled``: nobody has
     joined for a while. ``store_settled``: everybody who was cut off from the store could be back. ``flapping``: nodes
     that joined too often, and how often. ``calm``: parked nodes that have been quiet long enough. ``silent``: (replica,
     node) pairs without a word under their lane's token for too long. ``slow``: replicas whose refit has neither moved

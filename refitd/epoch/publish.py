@@ -70,7 +70,7 @@ def _complete_runs(view: View) -> list[str]:
 
 
 def publication(view: View, facts: Facts, covers: Covers) -> Iterator[Write]:
-    """The next publication: all ranks of the run, or after the grace those that are not silent, offer one step."""
+    """The next publication: all ranks of the run offer one step, or after the grace those that hold it all."""
     offers = unpublished(view)
     if not offers or not view.generation:
         return
@@ -80,10 +80,12 @@ def publication(view: View, facts: Facts, covers: Covers) -> Iterator[Write]:
     if not facts.store_settled and len(chosen) < _world(view):
         return  # whoever is absent may only be cut off from the store
     live = trainers(view)
-    silent = sorted(set(live) - {offer.key for offer in chosen})
-    if silent and not (facts.grace_over and _enough(view, [live[offer.key].digest for offer in chosen], covers)):
+    missing = sorted(set(live) - {offer.key for offer in chosen})
+    if away := _world(view) - len(live):
+        missing.append(f"{away} that are not registered")
+    if missing and not (facts.grace_over and _enough(view, [live[offer.key].digest for offer in chosen], covers)):
         return
-    reason = f"without {', '.join(silent)}" if silent else "every rank of the run offered it"
+    reason = f"without {', '.join(missing)}" if missing else "every rank of the run offered it"
     number = view.publication.value.number + 1 if view.publication else 1
     record = Publication(view.generation.value.number, step, tuple(offer.id for offer in chosen), number)
     yield Write("publication", encode(record), view.revision_of("publication"), reason, guards(view))
@@ -100,6 +102,11 @@ def _natural(offer: Offer) -> tuple[str, int]:
 
 
 def _world(view: View) -> int:
+    """How many ranks the run has, as those say that are registered."""
+    return view.memo("world", ("members", "generation"), lambda: _size(view))
+
+
+def _size(view: View) -> int:
     assert view.generation is not None
     run = view.generation.value.run
     return max((info.world for _m, info in view.ranks() if (info.side, info.group) == ("trainer", run)), default=0)

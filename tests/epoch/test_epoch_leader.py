@@ -95,6 +95,20 @@ def test_after_the_grace_a_step_is_published_without_silent_ranks_if_the_rest_ho
     assert write.reason == f"without {T1}"
 
 
+def test_a_rank_that_is_not_registered_is_waited_for_like_a_silent_one() -> None:
+    """Daemons come back one by one: who is back first does not publish alone what only all of them hold."""
+    book, _target = standard()
+    book.delete("members/t1")
+    book.offer("t0", T0, step=2, seq=2)
+    assert writes(book, "publication") == []
+    assert writes(book, "publication", grace=True) == []
+    book.node("t0", info(T0, "ab", 2))
+    assert writes(book, "publication") == []
+    [(write, record)] = writes(book, "publication", grace=True)
+    assert [offer.key for offer in record.offers] == [T0]
+    assert write.reason == "without 1 that are not registered"
+
+
 def test_an_offer_of_a_published_step_makes_no_second_publication() -> None:
     """A rank that comes late is not in it; an offer of a dead life is nobody's."""
     book = Book()

@@ -163,7 +163,8 @@ TIED = [Layout.from_pieces(OTHER.tensors, OTHER.storages, OTHER.pieces(), (), {"
         pytest.param(TIED, "tied head: expected w as trainer/a/0 says, got v from trainer/a/1", id="tied names"),
         pytest.param(
             [TOP, lay((3, 4))],
-            "tensor w: expected a holder for every element of shape (4, 4) as trainer/a/0 reports, got none for Box(lo=(2, 0), hi=(3, 4))",
+            "tensor w: expected a holder for every element of shape (4, 4) as trainer/a/0 reports, "
+            "got none for Box(lo=(2, 0), hi=(3, 4))",
             id="missing holder",
         ),
     ],
