@@ -174,6 +174,15 @@ def test_boards_are_drawn_light_and_dark(tmp_path: Path) -> None:
         assert {color[1:] for color in theme.lines[:3]} <= found
 
 
+def test_an_edge_of_many_shades_leaves_a_smooth_line_its_colour() -> None:
+    """A legend's line has no pixel of its full colour; shades of grey, each more frequent, do not swallow it."""
+    shades = np.repeat(np.arange(256, dtype=np.uint8), 300)[:, None].repeat(3, axis=1)
+    shades[:, 2] = np.arange(len(shades)) % 4 * 2 + shades[:, 2] // 2
+    shades[-40:] = (0x9A, 0x89, 0x25)  # yellow on a dark ground
+    reduced = np.asarray(picture._reduced(Image.fromarray(shades.reshape(256, 300, 3))).convert("RGB"))
+    assert bytes(reduced.reshape(-1, 3)[-1]).hex() == "9a8925"
+
+
 def test_thin_lines_keep_their_colours() -> None:
     """Among thousands of colours of smooth edges a line of two hundred points is what it was; the rest comes near."""
     noise = np.random.default_rng(1).integers(0, 256, (200, 200, 3), np.uint8)

@@ -200,11 +200,18 @@ class _Drawing:
 
 
 def _reduced(image: Image.Image) -> Image.Image:
-    """In its `_COLORS` most frequent colours, each as it was: a mixed palette would make two thin lines one colour."""
+    """In at most `_COLORS` colours, each as it was: a mixed palette would make two thin lines one colour.
+
+    They are the most frequent ones of as many small cubes of the colour space, so that the many shades of one thing's
+    smooth edges take no more room than those of a line.
+    """
     pixels = np.asarray(image).astype(np.int32)
     codes, where, counts = np.unique(pixels @ (1 << 16, 1 << 8, 1), return_inverse=True, return_counts=True)
     colors = codes[:, None] >> (16, 8, 0) & 255
-    kept = colors[np.argsort(-counts, kind="stable")[:_COLORS]]
+    often = np.argsort(-counts, kind="stable")
+    _cubes, first, cube = np.unique((colors[often] >> 3) @ (1 << 10, 1 << 5, 1), return_index=True, return_inverse=True)
+    fullest = np.argsort(-np.bincount(cube, counts[often]), kind="stable")[:_COLORS]
+    kept = colors[often[first[fullest]]]
     nearest = ((colors[:, None] - kept) ** 2).sum(axis=2).argmin(axis=1).astype(np.uint8)
     reduced = Image.fromarray(nearest[where].reshape(pixels.shape[:2]))
     reduced.putpalette(kept.astype(np.uint8).tobytes())
