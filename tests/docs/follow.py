@@ -196,7 +196,8 @@ class Machines:
 
 def remove(folder: pathlib.Path) -> None:
     """Delete the roots, never what is mounted in them. Raises SystemExit where something stays mounted."""
-    run("umount", "--recursive", "--lazy", *(str(root) for root in folder.glob("*/root")))
+    for root in filter(pathlib.Path.is_mount, folder.glob("*/root")):  # a base has a folder of that name, too
+        run("umount", "--recursive", "--lazy", str(root))
     if str(folder) in pathlib.Path("/proc/self/mountinfo").read_text():
         raise SystemExit(f"{folder} is left behind: something is still mounted there")
     shutil.rmtree(folder)
