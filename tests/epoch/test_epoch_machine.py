@@ -230,7 +230,7 @@ def test_it_finds_leaders_that_do_not_listen(monkeypatch: pytest.MonkeyPatch, wh
     """A leader that ignores pause or what it has parked, that parks nobody, or orders too many at once."""
     broken, says = PLANTED[where]
     monkeypatch.setattr(f"refitd.epoch.{where}", broken)
-    hunt = settings(Machine.TestCase.settings, max_examples=200, phases=[Phase.generate], report_multiple_bugs=False)
+    hunt = settings(Machine.TestCase.settings, max_examples=1000, phases=[Phase.generate], report_multiple_bugs=False)
     with pytest.raises(AssertionError, match=says):
         run_state_machine_as_test(Machine, settings=hunt)
 
