@@ -6,14 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
-from pages import DOCS, ROOT
+from pages import DOCS, ROOT, Start
 
 from refitd.testing import LocalDaemon
-
-Start = Callable[..., "subprocess.Popen[str]"]
 
 
 @pytest.fixture
@@ -53,10 +51,3 @@ def start() -> Iterator[Start]:
                 except subprocess.TimeoutExpired:
                     continue
         process.communicate()
-
-
-def lines(process: subprocess.Popen[str], seconds: float = 100.0) -> list[str]:
-    """What a program has printed when it ends by itself with status 0."""
-    said, _ = process.communicate(timeout=seconds)
-    assert process.returncode == 0, said
-    return said.splitlines()

@@ -1,14 +1,16 @@
-"""README and docs as Markdown: pages, headings, links, and blocks of code."""
+"""README and docs as Markdown: pages, headings, links, blocks of code, and what their programs print."""
 
 from __future__ import annotations
 
 import pathlib
 import re
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 ROOT = pathlib.Path(__file__).parents[2]
 DOCS = ROOT / "docs"
+Start = Callable[..., "subprocess.Popen[str]"]  # of a program, with its environment
 _FENCE = re.compile(r"^```(?P<info>[^\n]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\[(?:[^][]|\[[^][]*\])*\]\(([^()\s]+)\)")
 _HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
@@ -59,3 +61,10 @@ def broken(page: pathlib.Path) -> Iterator[str]:
         path, anchor = resolve(page, target)
         if not path.exists() or (anchor and anchor not in anchors(path)):
             yield f"{page.name}: {target}"
+
+
+def lines(process: subprocess.Popen[str], seconds: float = 100.0) -> list[str]:
+    """What a program has printed when it ends by itself with status 0."""
+    said, _ = process.communicate(timeout=seconds)
+    assert process.returncode == 0, said
+    return said.splitlines()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from conftest import Start, lines
+from pages import Start, lines
 
 from refitd.testing import LocalDaemon
 
