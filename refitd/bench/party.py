@@ -75,11 +75,16 @@ class Process:
     def end(self) -> None:
         """Kill it and wait for its end; harmless when repeated."""
         if self.pid:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
-            os.waitpid(self.pid, 0)
+            kill(self.pid)
             self.pid = 0
             self._connection.close()
+
+
+def kill(pid: int) -> None:
+    """SIGKILL for a child, and wait for its end."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
 
 
 def ask_all(processes: list[Process], what: str, step: int = 0) -> list[float]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import signal
 import socket
 import statistics
 import tempfile
@@ -23,7 +22,7 @@ import torch
 
 from refitd.bench import outcome
 from refitd.bench.machine import commit, machine
-from refitd.bench.party import BenchFailed
+from refitd.bench.party import BenchFailed, kill
 from refitd.bench.repair_rank import Rank, answer_of
 from refitd.bench.rows import Row, show
 from refitd.errors import CommunicatorError
@@ -197,9 +196,7 @@ class Child:
         """SIGKILL, and wait for its end; when it was sent. Harmless when repeated."""
         now = time.monotonic()
         if self.pid:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
-            os.waitpid(self.pid, 0)
+            kill(self.pid)
             self.pid = 0
             self._connection.close()
         return now

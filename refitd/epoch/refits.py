@@ -143,5 +143,6 @@ def _holds(view: View) -> dict[str, list[str]]:
 def _keeps(view: View, replica: str, publication: PubId) -> bool:
     """Whether a replica has committed the publication, and is not so late that it should not wait any more."""
     lane, commit = view.open_lanes().get(replica), view.commits.get(replica)
-    there = commit is not None and lane is not None and commit.value.incarnations == lane.incarnations
-    return there and commit.value.id == publication and lag(view, replica) <= HOLD_PUBLICATIONS  # type: ignore[union-attr]
+    if commit is None or lane is None or commit.value.incarnations != lane.incarnations:
+        return False
+    return commit.value.id == publication and lag(view, replica) <= HOLD_PUBLICATIONS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -15,24 +15,10 @@ from refitd.daemon.paths import Paths
 from refitd.epoch.codec import encode
 from refitd.epoch.records import Leader
 from refitd.errors import StoreTimeout, StoreUnavailable
-from refitd.store import CreateRevision, DeleteOp, MemoryStore, ModRevision, PutOp, Store, open_store, spawn_etcd
+from refitd.store import CreateRevision, DeleteOp, MemoryStore, ModRevision, PutOp, Store
 
 A, B = encode(Leader("a", "1")), encode(Leader("b", "2"))
 Body = Callable[[Agreement], Awaitable[None]]
-
-
-@pytest.fixture(scope="module")
-def etcd() -> Iterator[str]:
-    process = spawn_etcd(prefer="distro")
-    yield process.url
-    process.stop()
-
-
-@pytest.fixture(params=["memory", "etcd"])
-def store(request: pytest.FixtureRequest) -> Iterator[Store]:
-    opened = MemoryStore() if request.param == "memory" else open_store(request.getfixturevalue("etcd"))
-    yield opened
-    opened.close()
 
 
 def run(store: Store, body: Body, ttl: float = 10.0, every: float = 3.0, job: str = "") -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -15,24 +15,10 @@ from refitd.daemon.following import MANY_LANES
 from refitd.daemon.paths import Paths
 from refitd.epoch.codec import encode
 from refitd.epoch.records import Ack, Lane, Leader, Offers, Slot
-from refitd.store import DeleteOp, MemoryStore, Put, Store, open_store, spawn_etcd
+from refitd.store import DeleteOp, MemoryStore, Put, Store
 
 Body = Callable[[Agreement, Paths], Awaitable[None]]
 LEADER = encode(Leader("a", "1"))
-
-
-@pytest.fixture(scope="module")
-def etcd() -> Iterator[str]:
-    process = spawn_etcd(prefer="distro")
-    yield process.url
-    process.stop()
-
-
-@pytest.fixture(params=["memory", "etcd"])
-def store(request: pytest.FixtureRequest) -> Iterator[Store]:
-    opened = MemoryStore() if request.param == "memory" else open_store(request.getfixturevalue("etcd"))
-    yield opened
-    opened.close()
 
 
 def run(store: Store, body: Body) -> None:

@@ -23,7 +23,6 @@ from pages import DOCS, ROOT, Block, blocks
 SOURCE = "/usr/src/refitd"
 NODES = {"node-1": "10.0.0.1", "node-2": "10.0.0.2", "node-3": "10.0.0.3"}
 WORDS = {"systemd", "without-systemd", "root", "on=all", "on=each", *(f"on={node}" for node in NODES)}
-MIRROR = "http://deb.debian.org/debian"
 PACKAGES = "ca-certificates,systemd,procps"  # what every installed Debian has
 BLOCK_SECONDS = 1200
 OWN = "# of this node"
@@ -222,7 +221,7 @@ def main() -> int:
     folder = pathlib.Path(tempfile.mkdtemp(prefix="refitd-guide-", dir=arguments.folder))
     base = pathlib.Path(arguments.base or folder / "base")
     if not arguments.base:
-        run("debootstrap", "--variant=minbase", f"--include={PACKAGES}", "bookworm", str(base), MIRROR)
+        run("debootstrap", "--variant=minbase", f"--include={PACKAGES}", "bookworm", str(base))
     machines = Machines(folder, base, arguments.share)
     try:
         for place, text in steps(arguments.guide):
