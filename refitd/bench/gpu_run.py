@@ -1,8 +1,9 @@
-"""``refitd bench gpu``: what is still to be measured on a machine with one GPU or two, step by step.
+"""``refitd bench gpu``: what is still to be measured on a machine with GPUs, step by step.
 
-Each step is a command of its own with a limit of its own, and leaves one JSON file when it ends, however it ends: a
-step that fails or hangs costs its own numbers and no others. Steps that have gone well are not done again, so the
-command is repeated until nothing is left; it begins no step whose limit goes beyond its own (``--seconds``).
+Each step is a command of its own with a limit of its own, and leaves a JSON file beside its logs, however it ends: a
+step that fails or hangs costs its own numbers and no others. Steps run beside each other, each on cards of its own
+(``CUDA_VISIBLE_DEVICES``). Those that have gone well are not done again, so the command is repeated until nothing is
+left; it begins no step whose limit goes beyond its own (``--seconds``).
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 TOTAL_SECONDS = 530.0
 TAIL = 4000
+POLL_SECONDS = 0.02
 GOOD, FAILED, LATE, LEFT = "good", "failed", "out of time", "left for the next run"
 
 
@@ -75,8 +76,7 @@ def main(argv: Sequence[str], steps: Sequence[Step] = STEPS) -> int:
     if arguments.list:
         print(*(f"{step.name}: {step.seconds:g} s: {' '.join(step.command)}" for step in chosen), sep="\n")
         return 0
-    deadline = time.monotonic() + arguments.seconds
-    found = {step.name: _one(step, arguments.out, arguments.python, deadline, arguments.again) for step in chosen}
+    found = Run(arguments).all(chosen)
     print(json.dumps({"ok": set(found.values()) <= {GOOD}, "steps": found}))
     return 0 if set(found.values()) <= {GOOD} else 1
 
@@ -93,58 +93,107 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _one(step: Step, out: Path, python: str, deadline: float, again: bool) -> str:
-    """How the step ended, which is written down before it is said."""
-    path = out / f"{step.name}.json"
-    if not again and path.exists() and json.loads(path.read_text())["ended"] == GOOD:
-        return GOOD
-    if step.seconds > deadline - time.monotonic():
-        return LEFT
-    result = _run(step, python)
+class Run:
+    """The steps of one call, beside each other as far as there are cards."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self._arguments = arguments
+        self._deadline: float = time.monotonic() + arguments.seconds
+        self._cards = list(range(arguments.gpus))
+        self._running: list[Running] = []
+
+    def all(self, steps: Sequence[Step]) -> dict[str, str]:
+        """How each ended. Those of many cards come first: they would else wait for a moment when all are free."""
+        found = {step.name: GOOD if self._is_done(step) else LEFT for step in steps}
+        waiting = sorted((step for step in steps if found[step.name] != GOOD), key=lambda step: -step.gpus)
+        try:
+            while waiting or self._running:
+                waiting = [step for step in waiting if self._fits_time(step) and not self._begun(step)]
+                time.sleep(POLL_SECONDS)
+                found.update(self._ended())
+        finally:
+            for one in self._running:
+                one.end()
+        return found
+
+    def _is_done(self, step: Step) -> bool:
+        path = self._path(step)
+        if self._arguments.again or not path.exists():
+            return False
+        return bool(json.loads(path.read_text())["ended"] == GOOD)
+
+    def _path(self, step: Step) -> Path:
+        return Path(self._arguments.out / f"{step.name}.json")
+
+    def _fits_time(self, step: Step) -> bool:
+        return step.seconds <= self._deadline - time.monotonic()
+
+    def _begun(self, step: Step) -> bool:
+        if step.gpus > len(self._cards):
+            return False
+        cards, self._cards = self._cards[: step.gpus], self._cards[step.gpus :]
+        self._running.append(Running(step, cards, self._arguments.python, self._arguments.out))
+        return True
+
+    def _ended(self) -> dict[str, str]:
+        """Steps that are over, each written down before it is said."""
+        over = [one for one in self._running if one.is_over()]
+        for one in over:
+            self._running.remove(one)
+            self._cards = sorted(self._cards + one.cards)
+            _write(self._path(one.step), one.result())
+        return {one.step.name: one.ended for one in over}
+
+
+def _write(path: Path, result: dict[str, Any]) -> None:
     draft = path.with_suffix(".draft")
     draft.write_text(json.dumps(result, indent=1) + "\n")
     draft.rename(path)
-    print(f"{step.name}: {result['ended']} after {result['seconds']:.1f} s", flush=True)
-    return str(result["ended"])
+    print(f"{result['step']}: {result['ended']} after {result['seconds']:.1f} s", flush=True)
 
 
-def _run(step: Step, python: str) -> dict[str, Any]:
-    began = time.monotonic()
-    with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as complained:
-        process = subprocess.Popen(
-            [python, *step.command], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=said, stderr=complained,
-            start_new_session=True, env={**os.environ, "PYTHONPATH": _path()},
-        )  # fmt: skip
-        try:
-            status: int | None = process.wait(step.seconds)
-        except subprocess.TimeoutExpired:
-            status = None
-        finally:
-            _end(process)
-        stdout, stderr = _read(said), _read(complained)
-    ended = LATE if status is None else GOOD if status == 0 else FAILED
-    return {
-        "step": step.name, "ended": ended, "status": status, "seconds": time.monotonic() - began, "limit": step.seconds,
-        "command": list(step.command), "document": _document(stdout), "stdout": stdout[-TAIL:],
-        "stderr": stderr[-TAIL:],
-    }  # fmt: skip
+class Running:
+    """A step's process on its cards."""
+
+    def __init__(self, step: Step, cards: list[int], python: str, out: Path) -> None:
+        self.step, self.cards = step, cards
+        self.ended = LATE
+        self._began = time.monotonic()
+        self._said, self._complained = (out / f"{step.name}.{stream}" for stream in ("stdout", "stderr"))
+        visible = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, cards)), "PYTHONPATH": _path()}
+        with self._said.open("wb") as said, self._complained.open("wb") as complained:
+            self._process = subprocess.Popen(
+                [python, *step.command], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=said, stderr=complained,
+                start_new_session=True, env={**os.environ, **visible},
+            )  # fmt: skip
+
+    def is_over(self) -> bool:
+        """By itself, or because its time is."""
+        return self._process.poll() is not None or time.monotonic() - self._began > self.step.seconds
+
+    def end(self) -> None:
+        """The step and all that it started, in its session."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def result(self) -> dict[str, Any]:
+        """What is written down; ends what is left of it."""
+        status = self._process.poll()
+        self.end()
+        self.ended = LATE if status is None else GOOD if status == 0 else FAILED
+        stdout, stderr = (path.read_text(errors="replace") for path in (self._said, self._complained))
+        return {
+            "step": self.step.name, "ended": self.ended, "status": status, "cards": self.cards,
+            "seconds": time.monotonic() - self._began, "limit": self.step.seconds,
+            "command": list(self.step.command), "document": _document(stdout), "stdout": stdout[-TAIL:],
+            "stderr": stderr[-TAIL:],
+        }  # fmt: skip
 
 
 def _path() -> str:
     """This checkout, and the folders of tests that steps import from."""
     return os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH", "")])])
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """The step and all that it started, in its session."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-def _read(file: Any) -> str:
-    file.seek(0)
-    return str(file.read().decode(errors="replace"))
 
 
 def _document(stdout: str) -> Any:

@@ -81,3 +81,23 @@ def test_every_command_of_the_real_run_is_one_that_there_is(tmp_path: Path, caps
             assert not word.startswith("tests/") or (ROOT / word).exists(), word
     for step in (step for step in STEPS if step.command[:3] == ("-m", "refitd.cli", "bench")):
         parse(step.command[3:])
+
+
+def test_steps_run_beside_each_other_on_cards_of_their_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two that wait for each other both end; a step of all cards has them alone."""
+    wait = "import os, pathlib, time; here = pathlib.Path({mine!r}); here.touch(); other = pathlib.Path({other!r})\n"
+    wait += "while not other.exists(): time.sleep(0.01)\n"
+    wait += "print('\"' + os.environ['CUDA_VISIBLE_DEVICES'] + '\"')"
+    a, b = str(tmp_path / "a"), str(tmp_path / "b")
+    both = Step("both", 30, ("-c", "import os; print('\"' + os.environ['CUDA_VISIBLE_DEVICES'] + '\"')"), 2)
+    steps = [
+        Step("one", 30, ("-c", wait.format(mine=a, other=b))),
+        Step("two", 30, ("-c", wait.format(mine=b, other=a))),
+        both,
+    ]
+    assert main(["--out", str(tmp_path), "--gpus", "2"], steps) == 0
+    assert said(capsys) == {"one": "good", "two": "good", "both": "good"}
+    documents = {
+        name: json.loads((tmp_path / f"{name}.json").read_text())["document"] for name in ("one", "two", "both")
+    }
+    assert documents == {"one": "0", "two": "1", "both": "0,1"}
