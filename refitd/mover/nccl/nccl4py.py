@@ -93,6 +93,8 @@ class _Comm:
     def state(self) -> str:
         if self._gone:
             return "aborted"
+        if not self._comm.is_valid:  # shrink and grow fill it in at their end; until then only the parent has a state
+            return IN_PROGRESS
         with _errors("ncclCommGetAsyncError"):
             return self._library.word(self._comm.get_async_error())
 
