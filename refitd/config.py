@@ -76,8 +76,7 @@ class DataConfig:
     """The data port. ``links = "network"`` treats each rank as a host of its own; ``bucket_bytes``: of one transfer.
 
     ``advertise``: the ``host:port`` that other nodes connect to, where it is not ``host`` and the port.
-    ``transport``: between hosts; ``auto`` is nccl where all ranks of a lane can use it, else tcp. It is not the default
-    before NCCL has carried refits on the cards that docs/gpu.md names.
+    ``transport``: between hosts; ``auto`` is nccl where all ranks of a lane can use it, else tcp.
     """
 
     host: str = "127.0.0.1"
@@ -85,7 +84,7 @@ class DataConfig:
     advertise: str = ""
     secret_file: str = ""
     links: Literal["auto", "network"] = "auto"
-    transport: Literal["tcp", "nccl", "auto"] = "tcp"
+    transport: Literal["auto", "nccl", "tcp"] = "auto"
     bucket_bytes: int = 4 * 1024 * 1024
     verify: Literal["checksum", "reread"] = "checksum"
 
