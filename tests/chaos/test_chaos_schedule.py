@@ -6,7 +6,7 @@ from itertools import chain
 
 import pytest
 
-from refitd.demo.chaos.schedule import KINDS, Strike, touched, waves
+from refitd.demo.chaos.schedule import KINDS, OLD_WAKE, Strike, touched, waves
 
 
 def strikes(seed: int, count: int, only: str = "") -> list[Strike]:
@@ -40,3 +40,10 @@ def test_only_chooses_kinds_by_name() -> None:
     assert {strike.kind for strike in strikes(1, 12, "etcd quorum")} == {"etcd quorum lost"}
     with pytest.raises(ValueError, match="no kind of fault is called 'fire': kill trainer, "):
         next(waves(1, 1, "fire"))
+
+
+def test_there_is_no_silence_where_a_new_run_must_publish() -> None:
+    """Old trainers wake only after the new run has published, which silence would forbid."""
+    drawn = [(wave.quiet, {strike.kind for strike in wave.strikes}) for wave in waves(21, 300)]
+    assert not any(quiet and OLD_WAKE in kinds for quiet, kinds in drawn)
+    assert any(quiet for quiet, _kinds in drawn)

@@ -31,6 +31,7 @@ class Kind:
     phases: bool = True
 
 
+OLD_WAKE = "old trainers wake"  # needs a publication of the new run, so there is no silence with it
 KINDS = (
     Kind("kill trainer", _TRAINERS, _SOON),
     Kind("kill engine", _ENGINES, _SOON),
@@ -53,7 +54,7 @@ KINDS = (
     Kind("etcd quorum lost", ("etcd",), (3.0, 8.0, STOPPED)),
     Kind("etcd slow disk", ("etcd",), (8.0,), phases=False),
     Kind("older checkpoint", ("sources",), _SOON),
-    Kind("old trainers wake", ("sources",), _SOON),
+    Kind(OLD_WAKE, ("sources",), _SOON),
     Kind("drain", ("c", "d"), (2.0,), phases=False),
 )
 
@@ -110,7 +111,7 @@ def waves(seed: int, count: int, only: str = "") -> Iterator[Wave]:
 def _bounded(endless: Iterator[Wave], count: int) -> Iterator[Wave]:
     for wave in endless:
         strikes = wave.strikes[:count]
-        yield Wave(wave.number, strikes, wave.quiet)
+        yield Wave(wave.number, strikes, wave.quiet and all(strike.kind != OLD_WAKE for strike in strikes))
         count -= len(strikes)
         if not count:
             return
