@@ -55,10 +55,12 @@ class LocalDaemon:
         name: str = "node0",
         config: Mapping[str, object] | None = None,
         environ: Mapping[str, str] | None = None,
+        own_session: bool = True,
     ) -> None:
         """``config``: more keys, ``{"timeouts.offer": 0.5}``; ``environ``: added to this process's environment.
 
-        ``memory://`` is private to one daemon. Metrics are off unless ``metrics.listen`` is given.
+        ``memory://`` is private to one daemon. Metrics are off unless ``metrics.listen`` is given. Without
+        ``own_session`` the daemon is in the caller's, and ends where somebody ends that as a whole.
         """
         self.folder = Path(tempfile.mkdtemp(prefix="refitd-"))
         self.config = {
@@ -66,6 +68,7 @@ class LocalDaemon:
             "hook.socket": str(self.folder / "hook.sock"), "metrics.listen": "", "data.links": links,
             "log.format": "json", **(config or {}),
         }  # fmt: skip
+        self._own_session = own_session
         self._environ = {**os.environ, **(environ or {})}
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -97,7 +100,12 @@ class LocalDaemon:
         command = [sys.executable, "-m", "refitd.cli", "run", "--config", str(path)]
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environ, start_new_session=True
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self._environ,
+                start_new_session=self._own_session,
             )
 
     def start(self) -> None:
@@ -140,8 +148,10 @@ class LocalDaemon:
             self._process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(STOP_SECONDS)
-            with contextlib.suppress(ProcessLookupError):  # nobody of the session is left, as it should be
-                os.killpg(self._process.pid, signal.SIGKILL)
+            if self._own_session:
+                with contextlib.suppress(ProcessLookupError):  # nobody of the session is left, as it should be
+                    os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.kill()
             self._process.wait()
         shutil.rmtree(self.folder, ignore_errors=True)
 

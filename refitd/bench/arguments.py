@@ -8,6 +8,7 @@ from pathlib import Path
 
 TRANSPORTS = ("peer", "tcp")
 MODELS = ("big", "small")
+CARD_SIZES = ("1MiB", "16MiB", "256MiB", "1GiB", "2GiB", "4GB", "16GB", "64GB")
 ON_DEVICE = ("small", "big", "1GiB", "16GB", "48GB")
 LEAST_REPEATS = 2
 
@@ -32,6 +33,14 @@ def make_parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         default="all",
         help="big: 134 MB; small: 1 MB; with --device cuda: 1GiB, 16GB, 48GB",
     )
+    refit.add_argument("--gpus", metavar="N|all", help="with --device cuda: layouts over so many cards")
+    refit.add_argument("--layout", nargs="+", metavar="NAME", help="with --gpus: these layouts")
+    refit.add_argument("--size", nargs="+", choices=CARD_SIZES, default=["1GiB"], help="with --gpus: for each trainer")
+    refit.add_argument(
+        "--width", nargs="+", choices=("contiguous", "512", "128"), default=["contiguous"],
+        help="with --gpus: bytes of a row",
+    )  # fmt: skip
+    refit.add_argument("--rivals", choices=("all", "copies", "none"), default="all", help="with --gpus (default: all)")
     refit.add_argument("--repeats", type=int, default=15, metavar="N", help="timed repeats (default: %(default)s)")
     refit.add_argument("--json", action="store_true", help="one JSON object on the last line of stdout")
     refit.add_argument("--out", type=Path, metavar="FILE", help="also write the JSON there")
@@ -44,7 +53,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     arguments = parser.parse_args(argv)
     if arguments.repeats < LEAST_REPEATS:
         refit.error(f"--repeats: at least {LEAST_REPEATS}")
+    arguments.argv = list(argv or ())[1:]
+    if arguments.gpus not in (None, "all") and not arguments.gpus.isdigit():
+        refit.error("--gpus: a number, or all")
     on_device = arguments.device == "cuda"
+    if arguments.gpus and not on_device:
+        refit.error("--gpus: with --device cuda")
     transports, models = (("peer", "nccl"), ON_DEVICE) if on_device else (TRANSPORTS, MODELS)
     if arguments.transport not in (*transports, "all") or arguments.model not in (*models, "all"):
         refit.error(f"--device {arguments.device}: --transport {', '.join(transports)}; --model {', '.join(models)}")

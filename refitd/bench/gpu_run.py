@@ -48,6 +48,14 @@ def _fault(*words: str) -> tuple[str, ...]:
     return ("tests/device/faults.py", *words)
 
 
+def _cards(gpus: int, transport: str, *words: str) -> tuple[str, ...]:
+    return _bench("refit", "--device", "cuda", "--gpus", str(gpus), "--transport", transport, *words)
+
+
+def _card_fault(*words: str) -> tuple[str, ...]:
+    return ("tests/device/card_faults.py", *words)
+
+
 # Cheap and telling ones first: where NCCL itself does not work, the rest need not be tried.
 STEPS = (
     Step("nccl-tests", 120, _tests("tests/gpu/test_gpu_nccl.py")),
@@ -63,7 +71,43 @@ STEPS = (
     Step("refit-peer-48gb", 180, _bench(
         "refit", "--device", "cuda", "--transport", "peer", "--model", "48GB", "--repeats", "7")),
     Step("gpu-tests", 300, _tests("tests/mover/test_kernels.py", "tests/gpu")),
-    Step("repair-2", 180, _bench("repair", "--device", "cuda", "--gpus", "2", "--repeats", "10"), 2),
+    Step("repair-2", 120, _bench("repair", "--device", "cuda", "--gpus", "2", "--repeats", "3"), 2),
+    Step("two-replicas", 60, _cards(1, "peer", "--size", "1GiB", "16GB", "--width", "512", "--repeats", "5")),
+    Step("two-replicas-nccl", 60, _cards(1, "nccl", "--size", "16MiB", "--width", "512", "--repeats", "5")),
+    Step("cards2-try", 60, _cards(2, "peer", "--size", "1GiB", "--width", "512", "--repeats", "3"), 2),
+    Step("cards2-try-nccl", 60, _cards(2, "nccl", "--size", "1GiB", "--width", "512", "--repeats", "3"), 2),
+    Step("cards2-one", 90, _cards(
+        2, "peer", "--layout", "one_to_one", "--size", "16GB", "--width", "contiguous", "512", "128", "--repeats", "5",
+        "--rivals", "copies"), 2),
+    Step("cards2-both", 90, _cards(
+        2, "peer", "--layout", "rows_to_cols", "--size", "16GB", "--width", "contiguous", "512", "128",
+        "--repeats", "5", "--rivals", "copies"), 2),
+    Step("cards2-nccl", 120, _cards(
+        2, "nccl", "--size", "16GB", "--width", "contiguous", "512", "--repeats", "5", "--rivals", "copies"), 2),
+    Step("cards2-rivals", 90, _cards(2, "peer", "--size", "4GB", "--width", "512", "--repeats", "5"), 2),
+    Step("cards2-m2n", 120, _cards(
+        2, "peer", "--layout", "one_to_one", "--size", "1MiB", "16MiB", "256MiB", "1GiB", "2GiB", "--repeats", "10",
+        "--rivals", "copies"), 2),
+    Step("cards2-64gb", 120, _cards(
+        2, "peer", "--size", "64GB", "--width", "contiguous", "512", "--repeats", "3", "--rivals", "copies"), 2),
+    Step("cards2-64gb-nccl", 120, _cards(
+        2, "nccl", "--layout", "one_to_one", "--size", "64GB", "--width", "contiguous", "--repeats", "3"), 2),
+    Step("cards2-kill-peer", 60, _card_fault("kill", "one_to_one", "peer", "1GiB"), 2),
+    Step("cards2-stop-peer", 60, _card_fault("stop", "rows_to_cols", "peer", "1GiB"), 2),
+    Step("cards2-kill-nccl", 60, _card_fault("kill", "one_to_one", "nccl", "1GiB"), 2),
+    Step("cards2-stop-nccl", 60, _card_fault("stop", "one_to_one", "nccl", "1GiB"), 2),
+    Step("cards2-kill-source-nccl", 60, _card_fault("kill", "one_to_one", "nccl", "1GiB", "trainer/run/0"), 2),
+    Step("cards4-kill-source-nccl", 60, _card_fault("kill", "tp2_to_2xtp1", "nccl", "1GiB", "trainer/run/1"), 4),
+    Step("cards4-kill-mate-nccl", 60, _card_fault("kill", "tp2_to_tp2", "nccl", "1GiB"), 4),
+    Step("repair-4", 120, _bench("repair", "--device", "cuda", "--gpus", "4", "--repeats", "3"), 4),
+    Step("cards4-try", 60, _cards(4, "peer", "--size", "1GiB", "--width", "512", "--repeats", "3"), 4),
+    Step("cards4-nccl", 90, _cards(4, "nccl", "--size", "4GB", "--width", "512", "--repeats", "5"), 4),
+    Step("cards4-peer", 120, _cards(
+        4, "peer", "--size", "16GB", "--width", "contiguous", "512", "--repeats", "5", "--rivals", "copies"), 4),
+    Step("cards4-kill-nccl", 60, _card_fault("kill", "tp2_to_2xtp1", "nccl", "1GiB"), 4),
+    Step("cards4-kill-peer", 60, _card_fault("kill", "tp2_to_2xtp1", "peer", "1GiB"), 4),
+    Step("cards4-stop-nccl", 60, _card_fault("stop", "tp2_to_2xtp1", "nccl", "1GiB"), 4),
+    Step("cards4-leave", 60, _card_fault("leave", "tp2_to_2xtp1", "nccl", "1GiB"), 4),
     Step("cards", 240, _bench("pack", "--device", "cuda", "--only", "cards"), 2),
 )  # fmt: skip
 

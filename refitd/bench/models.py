@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass
 
 import torch
@@ -13,8 +14,8 @@ from refitd.layout.box import Box, Piece
 DTYPE = "bfloat16"
 TRAINERS = ENGINES = 2
 LARGE = {"1GiB": (1, 32768), "16GB": (16, 30720), "48GB": (48, 30720)}  # matrices of 16384 rows, and their columns
-_BLOCK_ROWS = 256  # of a check: its temporaries stay small
-_ODD = 2654435769 % (1 << 15) | 1
+_BLOCK_ELEMENTS = 1 << 23  # of a check: its temporaries stay small
+_ODD = 2654435769
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,16 +116,19 @@ def fill(shard: Shard, step: int, out: Tensor) -> None:
 def exact(shard: Shard, step: int, found: Tensor) -> bool:
     """Whether ``found`` holds the values of ``step``, bit for bit."""
     rows, cols = _seeds(shard, step, found.device)
-    bits = found.view(torch.int16)
-    starts = range(0, shard.shape[0], _BLOCK_ROWS)
-    return all(torch.equal(bits[i : i + _BLOCK_ROWS], rows[i : i + _BLOCK_ROWS, None] ^ cols[None, :]) for i in starts)
+    bits, block = found.view(torch.int16), max(_BLOCK_ELEMENTS // shard.shape[1], 1)
+    starts = range(0, shard.shape[0], block)
+    return all(torch.equal(bits[i : i + block], rows[i : i + block, None] ^ cols[None, :]) for i in starts)
 
 
 def _seeds(shard: Shard, step: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """A random number for each row and column; every step changes those of the rows."""
-    matrix = shard.matrix
-    random = torch.Generator().manual_seed(sum(matrix.name.encode()))
-    rows = torch.randint(-(1 << 15), 1 << 15, (matrix.rows,), generator=random, dtype=torch.int16)
-    cols = torch.randint(-(1 << 15), 1 << 15, (matrix.cols,), generator=random, dtype=torch.int16)
-    rows, cols = rows[shard.lo[0] : shard.hi[0]] + (step * _ODD) % (1 << 15), cols[shard.lo[1] : shard.hi[1]]
-    return rows.to(device), cols.to(device)
+    """A number for each row and column, drawn from its place; every step changes those of the rows."""
+    name = zlib.crc32(shard.matrix.name.encode())
+    rows = _drawn(shard.lo[0], shard.hi[0], name + step * _ODD, device)
+    return rows, _drawn(shard.lo[1], shard.hi[1], ~name, device)
+
+
+def _drawn(lo: int, hi: int, seed: int, device: torch.device) -> Tensor:
+    """The top bits of a multiplicative hash, made where they are needed: there may be half a billion of them."""
+    places = torch.arange(lo, hi, dtype=torch.int64, device=device)
+    return (((places + seed) * _ODD) >> 24).to(torch.int16)

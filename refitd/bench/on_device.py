@@ -70,17 +70,17 @@ def _rounds(
         for step in range(WARM_UPS + repeats):
             one.round(step)
             spans.append(one.times)
-        marks = [mark for mark in map(_mark, one.lines()) if mark is not None]
-        return [_round(span, marks) for span in spans[WARM_UPS:]], one.peaks()
+        marks = [found for found in map(mark, one.lines()) if found is not None]
+        return [round_of(span, marks) for span in spans[WARM_UPS:]], one.peaks()
 
 
-class _Mark(NamedTuple):
+class Mark(NamedTuple):
     at: float  # monotonic seconds
     what: str
     span: tuple[float, float]
 
 
-def _mark(line: str) -> _Mark | None:
+def mark(line: str) -> Mark | None:
     """What a line of the daemon's log says about a refit's progress."""
     try:
         said = json.loads(line)
@@ -88,21 +88,21 @@ def _mark(line: str) -> _Mark | None:
     except (ValueError, KeyError, TypeError):
         return None
     if said.get("event") == "stage":
-        return _Mark(at, str(said["stage"]), (0.0, 0.0))
+        return Mark(at, str(said["stage"]), (0.0, 0.0))
     if said.get("event") == "moved" and "engine" in str(said.get("rank")):
-        return _Mark(at, "moved", tuple(said["span"]))
+        return Mark(at, "moved", tuple(said["span"]))
     return None
 
 
-def _round(span: tuple[float, float], marks: Sequence[_Mark]) -> Round:
+def round_of(span: tuple[float, float], marks: Sequence[Mark], ranks: int = models.ENGINES) -> Round:
     """Raises BenchFailed where the log does not show every phase."""
     began, ended = span
-    inside = [mark for mark in marks if began <= mark.at <= ended]
-    starts = [[mark.at for mark in inside if mark.what == what] for what in PHASES[1:]]
-    moves = [mark.span for mark in inside if mark.what == "moved"]
-    if not all(starts) or len(moves) != models.ENGINES:
-        raise BenchFailed(f"the daemon's log does not show every phase: {[mark.what for mark in inside]}")
-    edges = [began, *(times[0] for times in starts), ended]
+    inside = [one for one in marks if began <= one.at <= ended]
+    starts = [[one.at for one in inside if one.what == what] for what in PHASES[1:]]
+    moves = [one.span for one in inside if one.what == "moved"]
+    if not all(starts) or len(moves) != ranks:
+        raise BenchFailed(f"the daemon's log does not show every phase: {[one.what for one in inside]}")
+    edges = [began, *map(min, starts), ended]
     phases = tuple(after - before for before, after in pairwise(edges))
     return Round(ended - began, phases, max(move[1] for move in moves) - min(move[0] for move in moves))
 

@@ -11,6 +11,7 @@ from dataclasses import asdict
 import torch
 
 from refitd.bench import contest, models, on_device, outcome, rows
+from refitd.bench.cards import measure as measure_cards
 from refitd.bench.contest import Contest
 from refitd.bench.machine import commit, machine
 from refitd.bench.models import Model
@@ -25,6 +26,8 @@ _SMALL_NAMES = {"peer": "small", "tcp": "small_tcp"}
 def run(arguments: argparse.Namespace) -> int:
     """Measure what the command line asks for and say it; the exit status."""
     torch.set_num_threads(1)
+    if arguments.gpus:
+        return measure_cards.run(arguments)
     where = machine()  # before the benchmark itself is the load
     try:
         if arguments.device == "cuda":

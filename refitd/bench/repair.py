@@ -1,7 +1,7 @@
 """``refitd bench repair``: shrink, grow and fresh init, planned and after a kill, the first transfer included.
 
-Ranks are processes on one card (each a host of its own for NCCL), or on as many as there are. Without a GPU the fake
-library stands in: that shows the control flow and nothing about NCCL.
+Ranks are three processes on one card (each a host of its own for NCCL), or one on each of several cards. Without a
+GPU the fake library stands in: that shows the control flow and nothing about NCCL.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from refitd.errors import CommunicatorError
 from refitd.hook.wire import Connection, Message
 from refitd.mover.nccl.repair import FRESH, GROW, SHRINK
 
-RANKS = 3
+RANKS = 3  # on one card
 DEADLINE_SECONDS = 10.0
 ANSWER_SECONDS = 60.0
 DIED = "killed"
@@ -72,6 +72,7 @@ class Bench:
 
     def __init__(self, device: str, gpus: int, folder: Path) -> None:
         self._device, self._gpus, self._folder = device, gpus, folder
+        self.ranks = gpus if gpus > 1 else RANKS
         self._meetings = 0
         self._times: dict[str, list[float]] = {}
         self.refused: dict[str, str] = {}
@@ -91,29 +92,29 @@ class Bench:
         return self
 
     def _planned(self) -> None:
-        """Three ranks; one leaves, by shrink; one joins, by grow; and the same by fresh init."""
-        with self._ranks(RANKS) as ranks:
+        """One leaves, by shrink; one joins, by grow; and the same by fresh init."""
+        with self._ranks(self.ranks) as ranks:
             self._mend(ranks, FRESH, "start")
             leaver = ranks[-1]
-            self._mend(ranks[:-1], SHRINK, PLANNED, gone=(RANKS - 1,))
+            self._mend(ranks[:-1], SHRINK, PLANNED, gone=(self.ranks - 1,))
             leaver.ask({"do": "drop"})
             leaver.answer()
             self._mend(ranks, GROW, PLANNED)
             self._mend(ranks, FRESH, PLANNED)
 
     def _after_kill(self, method: str) -> None:
-        with self._ranks(RANKS) as ranks:
+        with self._ranks(self.ranks) as ranks:
             self._mend(ranks, FRESH, "start")
             survivors, victim = ranks[:-1], ranks[-1]
             for number, rank in enumerate(survivors):
-                rank.ask({"do": "hang", "rank": number, "size": RANKS, "seconds": ANSWER_SECONDS})
+                rank.ask({"do": "hang", "rank": number, "size": self.ranks, "seconds": ANSWER_SECONDS})
                 rank.answer()
             killed = victim.kill()
             for rank in survivors:
                 rank.ask({"do": "wake", "killed": killed})
             noticed = [rank.answer() for rank in survivors]
             self._note("notice", max(one["noticed"] for one in noticed))
-            self._mend(survivors, method, DIED, gone=(RANKS - 1,), died=True)
+            self._mend(survivors, method, DIED, gone=(self.ranks - 1,), died=True)
 
     def _mend(
         self, ranks: Sequence[Child], method: str, cause: str, gone: tuple[int, ...] = (), died: bool = False

@@ -64,7 +64,7 @@ def show(rows: Sequence[Row], machine: Mapping[str, object], commit: str, as_jso
     if stream.isatty():
         _show_table(rows, Console(file=stream))
     else:
-        print(*(_line(row) for row in rows), sep="\n", file=stream)
+        print(*(line(row) for row in rows), sep="\n", file=stream)
     print(f"machine: {facts}\ncommit: {commit}", file=stream)
 
 
@@ -77,9 +77,10 @@ def _show_table(rows: Sequence[Row], console: Console) -> None:
     console.print(table)
 
 
-def _line(row: Row) -> str:
-    line = f"{row.name}: {_number(row.value)} {row.unit}"
-    return line if row.baseline is None else f"{line} (baseline {_number(row.baseline)}, {_number(row.ratio)} times)"
+def line(row: Row) -> str:
+    """For people, where there is no terminal."""
+    said = f"{row.name}: {_number(row.value)} {row.unit}"
+    return said if row.baseline is None else f"{said} (baseline {_number(row.baseline)}, {_number(row.ratio)} times)"
 
 
 def _number(value: float | None) -> str:

@@ -40,3 +40,10 @@ def test_a_method_that_hangs_ends_at_its_deadline(tmp_path: Path, monkeypatch: p
     assert found.refused["shrink_planned"] == "shrink: not done within 1 s"
     assert found.refused["grow_planned"] == "grow: not done within 1 s"
     assert {"repair_cpu_shrink_planned_then_init", "repair_cpu_grow_planned_then_init"} <= {r.name for r in found.rows}
+
+
+def test_two_cards_have_a_rank_each(tmp_path: Path) -> None:
+    """One that is left over is a communicator of one rank, which still makes its first transfer, with itself."""
+    found = Bench("cpu", 2, tmp_path).run(1)
+    assert (found.ranks, found.refused) == (2, {})
+    assert "repair_cpu_shrink_killed_first_transfer" in {row.name for row in found.rows}

@@ -14,9 +14,20 @@ from pathlib import Path
 from refitd.errors import DeviceError
 from refitd.mover.cuda.device import Device
 
-UUID = "GPU-fake"
+UUID = "GPU-fake"  # of the first card; the others have their number behind it
 _numbers = itertools.count(1)
+_card = 0  # in use in this process
 _mine: dict[int, tuple[int, int, mmap.mmap]] = {}  # address -> (nbytes, number, mapping)
+
+
+def use(card):
+    """Allocate on that card from here on."""
+    global _card
+    _card = card
+
+
+def uuid_of(card):
+    return f"{UUID}-{card}" if card else UUID
 
 
 def allocate(nbytes):
@@ -43,14 +54,13 @@ def _map(path, nbytes):
 class FakeDriver:
     """One process's view of the card."""
 
-    ordinal = 0
-
     def __init__(self, device=0):
         if os.environ.get("REFITD_FAKE_GPU_FAILS"):
             raise DeviceError("cuInit", "CUDA_ERROR_NO_DEVICE")
-        if device not in (0, UUID):
+        number = str(device).removeprefix(UUID).removeprefix("-") or "0"
+        if not number.isdigit():
             raise DeviceError("cuDeviceGetUuid", f"no device {device}")
-        self.opened = {}
+        self.ordinal, self.opened, self.peers = int(number), {}, set()
 
     def activate(self):
         pass
@@ -59,7 +69,10 @@ class FakeDriver:
         pass
 
     def uuid(self):
-        return UUID
+        return uuid_of(self.ordinal)
+
+    def enable_peer(self, device):
+        self.peers.add(device)
 
     def _find(self, address):
         for base, (nbytes, number, _mapping) in _mine.items():
@@ -92,7 +105,7 @@ class FakeDriver:
 def place_of(block):
     """As `refitd.hook.gpu.lend.place_of`, for memory of `allocate`."""
     inside = any(base <= block.address < base + nbytes for base, (nbytes, _n, _m) in _mine.items())
-    return (0, block.address) if inside else None
+    return (_card, block.address) if inside else None
 
 
 def open_device(uuid):
@@ -107,5 +120,5 @@ def install():
 
     lend.Driver, lend.place_of = FakeDriver, place_of
     for module in (lend, trainer, engine):
-        module.current_device = lambda: UUID
+        module.current_device = lambda: uuid_of(_card)
     device.open_device = open_device

@@ -1,0 +1,1 @@
+"""``refitd bench refit --device cuda --gpus N``: layouts over several cards, beside what else would move the bytes."""

@@ -1,0 +1,30 @@
+"""What the parties ask of a card: a seam, so that tests can have cards that are files."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+BACKEND = "nccl"  # of torch.distributed between cards
+
+
+def use(card: int) -> torch.device:
+    """Work on that card from here on, in this process."""
+    torch.cuda.set_device(card)
+    return torch.device("cuda", card)
+
+
+def lent(numel: int, where: torch.device) -> Tensor:
+    """Flat bfloat16 memory on the card in use that a mover can map; uninitialised."""
+    return torch.empty(numel, dtype=torch.bfloat16, device=where)
+
+
+def settle(*cards: int) -> None:
+    """What was begun on the cards is done; without ``cards``, on the one in use."""
+    for card in cards or (torch.cuda.current_device(),):
+        torch.cuda.synchronize(card)
+
+
+def flush() -> None:
+    """Give memory back that torch keeps for later."""
+    torch.cuda.empty_cache()

@@ -1,0 +1,75 @@
+"""Layouts over several cards, on fake ones: real daemons, movers and clients, and what else moves the bytes."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+pytestmark = pytest.mark.slow
+
+
+def run(tmp_path, script, *arguments):
+    faults = tmp_path / "nccl"
+    faults.mkdir()
+    environment = {**os.environ, "REFITD_FAKE_NCCL": str(faults), "REFITD_FAKE_GPU": str(tmp_path)}
+    environment["PYTHONPATH"] = f"{HERE}:{HERE.parents[1]}"
+    command = [sys.executable, str(HERE / script), *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def cards(tmp_path, number, transport, layout, width, rivals):
+    arguments = ["refit", "--device", "cuda", "--gpus", str(number), "--transport", transport, "--layout", layout]
+    arguments += ["--size", "1MiB", "--width", width, "--rivals", rivals, "--repeats", "2", "--json"]
+    return run(tmp_path, "fake_bench.py", *arguments)
+
+
+def test_both_cards_on_both_sides_beside_every_rival(tmp_path):
+    """Bit-exact (else it fails); half of the bytes cross, and every rival has its time."""
+    found = cards(tmp_path, 2, "peer", "rows_to_cols", "128", "all")
+    assert (found["ok"], found["failed"]) == (True, {})
+    cell = "rows_to_cols_peer_1MiB_128"
+    edges = found["facts"][cell]["edges"]
+    assert edges == {f"trainer/run/{i} engine/r0/{j} peer": 1 << 19 for i in range(2) for j in range(2)}
+    rows = {row["name"]: row for row in found["rows"]}
+    others = ["torch_copies", "send_recv_8", "send_recv_16", "send_recv_32", "gather_broadcast", "dtensor_redistribute"]
+    assert min(rows[f"{cell}_than_{other}"]["baseline"] for other in others) > 0
+    assert rows[f"{cell}_movers"]["ratio"] > 0
+
+
+def test_each_byte_enters_a_node_once(tmp_path):
+    """Two nodes under a daemon each: one replica gets all from the trainers by NCCL, the other from its neighbour."""
+    found = cards(tmp_path, 4, "nccl", "tp2_to_2xtp1", "512", "none")
+    assert (found["ok"], found["failed"]) == (True, {})
+    cell = "tp2_to_2xtp1_nccl_1MiB_512"
+    assert found["facts"][cell]["transports"] == ["nccl: NCCL 2.30.7 on all 3 ranks"]
+    rows = {row["name"]: row for row in found["rows"]}
+    assert rows[f"{cell}_network_bytes"]["value"] == rows[f"{cell}_network_bytes"]["baseline"] == (2 << 20) / 1e6
+    edges = found["facts"][cell]["edges"]
+    assert sum(nbytes for edge, nbytes in edges.items() if edge.endswith("network")) == 2 << 20
+    assert sum(nbytes for edge, nbytes in edges.items() if edge.endswith("peer")) == 2 << 20
+
+
+def test_a_mover_that_is_killed_leaves_the_other_replica_alone(tmp_path):
+    """Which commits; the killed one's replica gets what is left, and the next refit is undisturbed."""
+    found = run(tmp_path, "card_faults.py", "kill", "tp2_to_2xtp1", "nccl", "16MiB")
+    assert found["victim"] == "engine/r1/0"
+    assert set(found["engines_with_fault_s"]) == {"engine/r0/0", "engine/r1/0"}
+    assert found["engines_with_fault_s"]["engine/r0/0"] < found["engines_with_fault_s"]["engine/r1/0"]
+    assert found["last_attempt_bytes"]["engine/r0/0"] == 32 << 20  # its one and only attempt
+    assert found["refits"][0]["outcome"] == "ok"
+    assert 0 < found["notice_s"] < found["finish_s"]
+    assert found["after_s"] > 0
+
+
+def test_a_replica_that_leaves_is_done_without_and_joins_again(tmp_path):
+    """It catches up from its neighbour, not from a trainer."""
+    found = run(tmp_path, "card_faults.py", "leave", "tp2_to_2xtp1", "nccl", "1MiB")
+    assert found["without_s"] > 0
+    assert found["joiner_read"] == {"peer": 2 << 20}
+    assert found["after_s"] > 0
