@@ -99,7 +99,10 @@ class Preparer:
             return ""
         if lane.lead.key != rank.key:
             return LEFT if before <= self._lead_left(lane) else ""
-        return self._of_another_life(rank, before, publication)
+        if why := self._of_another_life(rank, before) or self._alone(lane, before):
+            rank.left = before
+            return f"superseded: {why}, {tuple(publication)} is next: take its ticket"
+        return ""
 
     def _lead_left(self, lane: Lane) -> PubId:
         """The newest publication whose receive the lead has left; it cannot call the next while others are in it."""
@@ -108,13 +111,21 @@ class Preparer:
         return max(lead.served, lead.left) if lead else PubId(*ack.lead) if ack else NO_PUBLICATION
 
     @staticmethod
-    def _of_another_life(rank: LocalRank, before: PubId, publication: PubId) -> str:
+    def _of_another_life(rank: LocalRank, before: PubId) -> str:
         """A lead that asks with a ticket of an earlier life of its rank: the others have done what that one said, or
         wait for orders. While it is in that receive it can give none, and would wait until its time is over."""
-        if rank.since is not None and rank.since <= before:
-            return ""
-        rank.left = before
-        return f"superseded: it never had a ticket of {tuple(before)}, {tuple(publication)} is next: take its ticket"
+        return "" if rank.since is not None and rank.since <= before else f"it never had a ticket of {tuple(before)}"
+
+    def _alone(self, lane: Lane, before: PubId) -> str:
+        """A lead that has come back and receives what another rank serves already: that one need not be in the receive,
+        so it cannot lend for the next publication before the lead has called it to that."""
+        view, ranks = self._driver.context.agreement.view, self._driver.context.ranks
+        for slot in lane.members:
+            ack, here = view.ack(self._driver.replica, slot.node), ranks.get(slot.key)
+            ahead = here.served if here else PubId(*ack.ahead) if ack else NO_PUBLICATION
+            if ahead >= before:
+                return f"{slot.key if here else slot.node} serves {tuple(ahead)} already"
+        return ""
 
     def _offer_ticket(self, rank: LocalRank, publication: PubId) -> None:
         """The lead hears of the refit; the engine calls receive on every worker at its next step boundary."""

@@ -70,21 +70,22 @@ class Voice:
 
     def _ack(self) -> Ack | None:
         driver, built = self._driver, self._driver.built
-        served = min((rank.served for rank in driver.my_members()), default=NO_PUBLICATION)
+        each = [rank.served for rank in driver.my_members()]
+        served, ahead = min(each, default=NO_PUBLICATION), max(each, default=NO_PUBLICATION)
         digest = built.plan.digest if built else ""
         if self.failure:
             edge, reason, permanent = self.failure
             if time.monotonic() < self._after:
                 return None
             return Ack(
-                driver.token, digest, "failed", 0, 0, {}, served, edge, reason[:_REASON], permanent, self._lead()
+                driver.token, digest, "failed", 0, 0, {}, served, edge, reason[:_REASON], permanent, self._lead(), ahead
             )
         if not built or not built.ready:
             return None
         phase, publication = self._progress()
         held = {key: driver.context.keep_blob(held.to_bytes()) for key, held in sorted(driver.held.items())}
         shown = held if phase != "built" else {}
-        return Ack(driver.token, digest, phase, *publication, shown, served, lead=self._lead())
+        return Ack(driver.token, digest, phase, *publication, shown, served, lead=self._lead(), ahead=ahead)
 
     def _lead(self) -> PubId:
         """What the lead serves or was sent away from, for nodes whose ranks still wait in that receive."""

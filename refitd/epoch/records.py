@@ -335,8 +335,9 @@ class Ack:
 
     ``held`` maps member keys to the digest of what they verified of the publication before this token. ``served`` is
     the oldest publication that any of the node's member ranks serves, (0, 0) for none; ``lead`` is what the replica's
-    lead serves, or a newer one whose receive it has left, where that is a rank of the node. A ``failed`` ack names the
-    edge where one failed; ``permanent`` says that trying the same again is useless.
+    lead serves, or a newer one whose receive it has left, where that is a rank of the node; ``ahead`` is the newest
+    that any of the node's member ranks serves, which it does only outside of a receive. A ``failed`` ack names the edge
+    where one failed; ``permanent`` says that trying the same again is useless.
     """
 
     token: int
@@ -350,6 +351,7 @@ class Ack:
     reason: str = ""
     permanent: bool = False
     lead: tuple[int, int] = (0, 0)
+    ahead: tuple[int, int] = (0, 0)
 
     @property
     def id(self) -> PubId:

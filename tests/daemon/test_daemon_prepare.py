@@ -17,11 +17,14 @@ from refitd.epoch.view import View
 OLD, NEW = PubId(1, 28), PubId(1, 30)
 
 
-def preparer(ranks: dict[str, Any], lead: PubId) -> Preparer:
-    """Of a lane whose lead's node says that the lead serves a publication, or has left its receive."""
+def preparer(ranks: dict[str, Any], lead: PubId, ahead: PubId = NO_PUBLICATION) -> Preparer:
+    """Of a lane whose lead's node says that the lead serves a publication, or has left its receive; ``ahead``: what the
+    other rank's node says that one serves."""
     view = View()
     view.put("acks/r0/a", encode(Ack(9, "digest", "prepared", *NEW, {}, served=(0, 0), lead=lead)), 5, 5)
-    lane = SimpleNamespace(lead=SimpleNamespace(key="engine/r0/0", node="a"))
+    view.put("acks/r0/b", encode(Ack(9, "digest", "built", 0, 0, {}, served=(0, 0), ahead=ahead)), 6, 6)
+    members = [SimpleNamespace(key=f"engine/r0/{rank}", node=node) for rank, node in enumerate("ab")]
+    lane = SimpleNamespace(lead=members[0], members=members)
     context = SimpleNamespace(agreement=SimpleNamespace(view=view), ranks=ranks)
     return Preparer(cast("LaneDriver", SimpleNamespace(context=context, lane=lane, replica="r0")))
 
@@ -57,3 +60,19 @@ def test_a_lead_that_asks_for_what_its_lane_goes_for_may_stay() -> None:
     """Whoever gave it the ticket: its mates have that publication, or are in that receive."""
     lead = waiting(0, NEW.revision, since=None, left=NO_PUBLICATION, served=NO_PUBLICATION)
     assert preparer({lead.key: lead}, NO_PUBLICATION)._superseded(lead, NEW) == ""
+
+
+@pytest.mark.parametrize("here", [True, False], ids=["a rank of this node", "another node's rank"])
+@pytest.mark.parametrize(("serves", "over"), [(OLD, True), (NEW, True), (PubId(1, 20), False), (NO_PUBLICATION, False)])
+def test_a_lead_that_came_back_does_not_wait_for_a_rank_that_has_it_already(
+    here: bool, serves: PubId, over: bool
+) -> None:
+    """That one is in no receive, and lends for the next publication only when the lead has called it."""
+    lead = waiting(0, since=OLD, left=NO_PUBLICATION, served=NO_PUBLICATION)
+    ranks = {lead.key: lead}
+    if here:
+        mate = cast("LocalRank", cast("Any", SimpleNamespace(key="engine/r0/1", receiving=None, served=serves)))
+        ranks[mate.key] = mate
+    found = preparer(ranks, NO_PUBLICATION, NO_PUBLICATION if here else serves)
+    assert bool(found._superseded(lead, NEW)) is over
+    assert lead.left == (OLD if over else NO_PUBLICATION)
