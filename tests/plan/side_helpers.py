@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -14,11 +13,8 @@ from plan_helpers import cast_whole, distinct, fill
 from refitd.layout import Box, Layout, Piece
 from refitd.layout.side import Side
 from refitd.layout.side_factor import side_from_layouts
-from refitd.plan import Rank, copy, pack, topology, unpack
+from refitd.plan import Rank, copy, pack, unpack
 from refitd.plan.execute import array_dtype
-from refitd.plan.topology import Link
-
-TINY = replace(topology("h100-nvl8"), network=Link(10**9, 1))  # every byte is worth a share
 
 
 @st.composite

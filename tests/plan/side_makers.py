@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from refitd.layout.side import Pattern, Side, SideBuilder, StoragePattern
 from refitd.layout.tp import dense_strides
-from refitd.plan import Topology
+from refitd.plan import Topology, topology
+from refitd.plan.topology import Link
+
+TINY = replace(topology("h100-nvl8"), network=Link(10**9, 1))  # every byte is worth a share
 
 
 def cut_pattern(shape: tuple[int, ...], dtype: str, ways: int, dim: int | None, copies: int = 1) -> tuple[Pattern, int]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from side_helpers import TINY, World, carry_out, expected, memory, side, worlds
+from side_helpers import World, carry_out, expected, memory, side, worlds
+from side_makers import TINY
 
 from refitd.plan import plan_sides
 

@@ -11,9 +11,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from side_helpers import TINY
 from side_helpers import side as side_of
-from side_makers import moe, side
+from side_makers import TINY, moe, side
 
 from refitd.errors import InputError, MismatchError, PlanError
 from refitd.layout import Box, Layout
@@ -224,8 +223,7 @@ def replace_key(rank: Rank, key: str, place: str) -> Rank:
 
 
 SCRIPT = """
-from side_makers import moe
-from side_helpers import TINY
+from side_makers import TINY, moe
 from refitd.plan import plan_sides
 print(plan_sides(*moe(TINY), TINY).digest)
 """

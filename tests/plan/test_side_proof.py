@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from side_helpers import TINY
-from side_makers import moe
+from side_makers import TINY, moe
 
 from refitd.errors import ProofError
 from refitd.plan import SidePlan, plan_sides
