@@ -25,6 +25,7 @@ from refitd.plan.execute import Array
 from refitd.plan.program import NETWORK, Bucket, Program, StorageRef
 
 SECRET, JOB, LANE, DIGEST = "s3cret", "job", "r0", "d" * 32
+PATIENCE = 30.0  # seconds; a loaded machine may let a lane wait where nothing is wrong
 TRAINERS = ("trainer/run/0", "trainer/run/1")
 ENGINES = ("engine/r0/0", "engine/r0/1")
 
@@ -115,7 +116,7 @@ class Party:
 
     def build(
         self, program: Program, token: int = 1, connect: Sequence[Address] = (), accept: Sequence[str] = (),
-        timeout: float = 3.0, secret: str = SECRET,
+        timeout: float = PATIENCE, secret: str = SECRET,
     ) -> Lane:  # fmt: skip
         facts = LaneFacts(JOB, LANE, token, self.rank, secret, program.plan_digest)
         lane = Lane(facts, program, self.memories, self.messages.put, connect, accept, timeout)
@@ -126,7 +127,7 @@ class Party:
     def address(self, dst: str) -> Address:
         return Address(dst, "127.0.0.1", self.port.number)
 
-    def wait_for(self, kind: str, timeout: float = 5.0) -> dict[str, Any]:
+    def wait_for(self, kind: str, timeout: float = PATIENCE) -> dict[str, Any]:
         """The next message of ``kind``; others are dropped. A failure that was not waited for fails the test."""
         deadline = time.monotonic() + timeout
         while True:
@@ -135,7 +136,7 @@ class Party:
                 return message
             assert message["kind"] != "failed", message
 
-    def wait_for_failure(self, timeout: float = 5.0) -> dict[str, Any]:
+    def wait_for_failure(self, timeout: float = PATIENCE) -> dict[str, Any]:
         """The next ``failed``; everything before it is dropped."""
         while (message := self.messages.get(timeout=timeout))["kind"] != "failed":
             pass
@@ -200,7 +201,7 @@ class Rig:
             for array in self.lent[key].arrays.values() if key in self.lent else ():
                 array.view(np.uint8)[:] = rng.integers(0, 256, array.nbytes, np.uint8)
 
-    def build(self, token: int = 1, timeout: float = 3.0, only: Sequence[str] | None = None) -> None:
+    def build(self, token: int = 1, timeout: float = PATIENCE, only: Sequence[str] | None = None) -> None:
         for key in only or self.parties:
             program = self.sketch.program(key)
             connect = [self.parties[dst].address(dst) for dst in sorted({b.dst for b in program.sends()})]
@@ -216,7 +217,7 @@ class Rig:
         for key in only or self.parties:
             lane = self.parties[key].lane
             assert lane is not None
-            lane.run(RunOptions(attempt, (1, attempt), words, **options))
+            lane.run(RunOptions(attempt, (1, attempt), words, **{"progress_timeout": PATIENCE, **options}))
 
     def expected(self, key: str) -> dict[str, Array]:
         """What ``key``'s storages hold once all its stage 0 buckets of equal dtype have landed."""

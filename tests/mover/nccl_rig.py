@@ -9,7 +9,7 @@ from typing import Any
 import mover_rig
 import numpy as np
 import torch  # noqa: F401  before lanes are built: it takes longer than they may
-from mover_rig import JOB, LANE, SECRET, Party, Rig, Sketch
+from mover_rig import JOB, LANE, PATIENCE, SECRET, Party, Rig, Sketch
 
 from refitd.bench.fake_nccl import FakeNccl, Faults
 from refitd.mover.board import LaneFacts
@@ -47,7 +47,7 @@ class NcclParty(Party):
 
     def build(
         self, program: Program, token: int = 1, connect: Sequence[Address] = (), accept: Sequence[str] = (),
-        timeout: float = 3.0, secret: str = SECRET,
+        timeout: float = PATIENCE, secret: str = SECRET,
     ) -> Lane:  # fmt: skip
         facts = LaneFacts(JOB, LANE, token, self.rank, secret, program.plan_digest)
         group = Group(self.ranks, lambda: (self.device, self.library))

@@ -15,6 +15,8 @@ from refitd.plan import Bucket, Plan, Program, Rank, large, make_plan
 from refitd.plan.planner import BoxPlan
 from refitd.plan.side_plan import LeftPlan
 
+pytestmark = pytest.mark.timeout(300)  # many random worlds
+
 
 @settings(max_examples=60, deadline=None)
 @given(worlds(), st.sampled_from([16, 64, 1 << 20]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from side_helpers import World, carry_out, expected, memory, side, worlds
@@ -12,6 +13,8 @@ from refitd.plan import SidePlan, lose, plan_sides
 from refitd.plan.cutting import Parcels, cut
 from refitd.plan.side_plan import Core
 from refitd.plan.spans import window
+
+pytestmark = pytest.mark.timeout(300)  # many random worlds
 
 
 def landed(plan: SidePlan, thousandths: int) -> SidePlan:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from side_helpers import World, carry_out, expected, memory, side, worlds
 from side_makers import TINY
 
 from refitd.plan import plan_sides
+
+pytestmark = pytest.mark.timeout(300)  # many random worlds
 
 
 @settings(max_examples=300, deadline=None)
