@@ -28,7 +28,10 @@ from refitd.plan.program import PEER, Bucket, Program, StorageRef
 START_SECONDS = 120
 WARM_UPS = 3
 # GB/s of NCCL M2N 0.1.0 (NCCL 2.30.7), one call at a time: on one H200 that its ranks shared, and between two.
-M2N = {"pull_1GiB": 486.0, "pull_256MiB_2x2": 132.0, "pull_1GiB_nvlink": 264.0}
+M2N = {
+    "pull_1GiB": 486.0, "pull_256MiB_2x2": 132.0, "pull_1MiB_nvlink": 5.9, "pull_16MiB_nvlink": 80.0,
+    "pull_256MiB_nvlink": 221.0, "pull_1GiB_nvlink": 264.0, "pull_2GiB_nvlink": 276.0,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +60,10 @@ PULLS = (
     Pull("pull_48GB", 48, 16384, 30720),
     Pull("pull_1MB", 24, 64, 340),
 )
-ACROSS = (Pull("pull_1GiB_nvlink", 1, 16384, 32768, across=True),)
+ACROSS = tuple(
+    Pull(f"pull_{name}_nvlink", 1, rows, 32768, across=True)
+    for name, rows in (("1MiB", 16), ("16MiB", 256), ("256MiB", 4096), ("1GiB", 16384), ("2GiB", 32768))
+)
 
 
 def pull_rows(pulls: Sequence[Pull], repeats: int, shrink: int) -> list[Row]:

@@ -314,6 +314,8 @@ class LaneDriver:
 
     def on_message(self, handle: MoverHandle, message: dict[str, Any]) -> None:
         """A mover's word about this lane."""
+        if message.get("kind") in ("built", "revoked"):
+            self._log.debug(message["kind"], rank=handle.key, token=message.get("token"))
         if message.get("token") != self.token or self.built is None:
             if self.built and message.get("kind") == "revoked":
                 self.built.revoked(handle.key, message)

@@ -98,6 +98,12 @@ class FakeNvml:  # names are NVML's
     def nvmlDeviceGetHandleByIndex(self, number: int) -> str:  # noqa: N802
         return f"card{number}"
 
+    def nvmlDeviceGetName(self, handle: str) -> str:  # noqa: N802
+        return f"H of {handle}"
+
+    def nvmlSystemGetDriverVersion(self) -> str:  # noqa: N802
+        return "1.2"
+
     def nvmlDeviceGetFieldValues(self, handle: str, fields: list[tuple[int, int]]) -> list[Any]:  # noqa: N802
         assert handle in ("card2", "card3")
         assert [scope for _field, scope in fields] == [0xFFFFFFFF] * 2
@@ -115,6 +121,7 @@ def test_nvlink_is_counted_on_the_cards_that_are_visible(monkeypatch: pytest.Mon
     links.begin()
     links.end()
     assert (links.between, links.why) == ([(14 * 1024, 14 * 1024)] * 2, "")
+    assert links.facts() == {"cards": ["H of card2", "H of card3"], "driver": "1.2"}
     assert nvlink.count() == 2
 
 
@@ -151,3 +158,10 @@ def test_layouts_go_by_the_number_of_cards() -> None:
     model = found[1].model()
     assert 63.9e9 < model.nbytes <= 64e9
     assert model.rows * model.cols * 2 * model.fused <= 1 << 30
+
+
+def test_a_layout_of_other_cards_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """By name, with those that there are."""
+    words = ["refit", "--device", "cuda", "--gpus", "2", "--layout", "tp2_to_tp2", "--json"]
+    assert measure.run(parse(words)) == 1
+    assert '"reason": "--layout: 2 cards have one_to_one, rows_to_cols"' in capsys.readouterr().out

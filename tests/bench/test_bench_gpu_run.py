@@ -73,7 +73,7 @@ def test_no_step_is_begun_that_would_not_end_in_time(tmp_path: Path, capsys: pyt
 
 def test_every_command_of_the_real_run_is_one_that_there_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Files exist and options are known; a run's limits fit a command of ten minutes, one step after the other."""
-    assert bench(["gpu", "--out", str(tmp_path), "--gpus", "4", "--list"]) == 0
+    assert bench(["gpu", "--out", str(tmp_path), "--gpus", "8", "--list"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == len(STEPS)
     assert max(step.seconds for step in STEPS) < 530
     for step in STEPS:

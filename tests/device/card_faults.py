@@ -1,6 +1,7 @@
 """A refit over several cards with a fault in it: card_faults.py FAULT LAYOUT TRANSPORT SIZE [VICTIM]. Prints one JSON.
 
-``kill``, ``stop``: SIGKILL, SIGSTOP for the mover of VICTIM (a rank key; else the last engine) in mid-transfer.
+``kill``, ``stop``: SIGKILL, SIGSTOP for the mover of VICTIM (a rank key; else the last engine), half of the movers'
+usual time after it has begun; ``missed`` says that it was done by then.
 ``leave``: the last replica leaves, is done without, and joins again. Everything is on the fake GPU where
 ``REFITD_FAKE_GPU`` says so. Times are seconds; ``events``: what the daemons logged, milliseconds after the fault.
 """
@@ -10,7 +11,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import sys
+import threading
 import time
 from datetime import datetime
 
@@ -19,10 +22,46 @@ import faults
 if faults.FAKE:
     import fake_bench  # noqa: F401  makes tensors of the fake GPU's memory
 
+from refitd.bench import on_device
 from refitd.bench.cards import contest, layouts, measure
 from refitd.bench.party import Process, ask_all
+from refitd.testing import wait_until
 
+BEGUN = ("skip-trailer", "transfer")  # a round that brings something in is opened; the first bucket of one that sends
 TOLD = ("edge", "reason", "rank", "stage", "replica", "lane", "transport", "why", "token")
+
+
+def serve_failpoints(victim):
+    """In a process of its own: answer every failpoint; hit the victim, as the file ``armed`` says, some time after."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(os.environ["REFITD_FAILPOINTS"])
+    listener.listen(64)
+    pid = os.fork()
+    if pid:
+        listener.close()
+        return pid
+    while True:
+        sock, _address = listener.accept()
+        said = json.loads(sock.makefile().readline() or "{}")
+        armed = faults.folder / "armed"
+        if said.get("name") in BEGUN and said.get("key") == victim and armed.exists():
+            name, delay = armed.read_text().split()
+            armed.unlink()
+            threading.Timer(float(delay), hit, (said["pid"], signal.Signals[name])).start()
+        sock.sendall(b"go\n")
+        sock.close()
+
+
+def hit(pid, number):
+    os.kill(pid, number)
+    (faults.folder / "hitting").write_text(str(time.monotonic()))
+    (faults.folder / "hitting").rename(faults.folder / "hit")
+
+
+def usual_span(one):
+    """Seconds that the movers took in the last round."""
+    marks = [found for found in map(on_device.mark, one.lines()) if found is not None]
+    return on_device.round_of(one.times, marks, len(one.scene.engines)).moved
 
 
 def events(one, began, ended):
@@ -41,6 +80,19 @@ def events(one, began, ended):
     return sorted(found, key=lambda event: event[0])
 
 
+def repair_steps(told):
+    """Seconds from the fault to the last word of the movers that stopped (revoke and abort are done), and from the
+    lane's last wiring until all had a communicator again (init).
+    """
+    wired = max((event[0] for event in told if event[2] == "lane_wired"), default=None)
+    revoked = [event[0] for event in told if event[2] == "revoked" and (wired is None or event[0] < wired)]
+    built = [event[0] for event in told if event[2] == "built" and wired is not None]
+    return {
+        "revoked_s": max(revoked) / 1e3 if revoked else None,
+        "init_s": (max(built) - wired) / 1e3 if built else None,
+    }
+
+
 def first(told, *names):
     """Seconds to the first event of one of these names; None where there is none."""
     times = [event[0] for event in told if event[2] in names]
@@ -52,9 +104,11 @@ def hit_mover(one, name, victim):
     one.round(1)
     before, ends = one.round(2), dict(one.ends)
     usual = {key: end - one.times[0] for key, end in ends.items()}
-    (faults.folder / "arming").write_text(name)
+    span = usual_span(one)
+    (faults.folder / "arming").write_text(f"{name} {span / 2}")
     (faults.folder / "arming").rename(faults.folder / "armed")
     during = one.round(3)
+    wait_until((faults.folder / "hit").exists, "the fault", 10.0)
     hit = float((faults.folder / "hit").read_text())
     told = events(one, hit, max(one.ends.values()))
     left = dict.fromkeys(one.ends, 0)  # of an engine that nothing disturbed: all that it needs
@@ -62,17 +116,20 @@ def hit_mover(one, name, victim):
         left[dst] += nbytes
     return {
         "victim": victim,
+        "missed": hit > max(one.ends.values()),
         "before_s": before,
+        "movers_before_s": span,
         "during_s": during,
         "engines_usual_s": usual,
         "engines_with_fault_s": {key: end - one.times[0] for key, end in one.ends.items()},
         "notice_s": first(told, "mover_died", "mover_killed", "lane_failed"),
         "turn_s": first(told, "lane_turned"),
+        **repair_steps(told),
         "mover_started_s": first(told, "mover_started"),
         "wired_s": first(told, "lane_wired"),
         "finish_s": max(one.ends.values()) - hit,
         "last_attempt_bytes": left,
-        "refits": refits(one, victim.split("/")[1] if victim.startswith("engine") else one.scene.replicas[0]),
+        "refits": {replica: refits(one, replica)[0] for replica in one.scene.replicas},
         "after_s": one.round(4),
         "repairs": repairs(one),
         "events": told[:80],
@@ -141,11 +198,11 @@ def main():
     what, layout, transport, size, *more = sys.argv[1:]
     scene = next(scene for scene in layouts.SCENES if scene.name == layout)
     cell = measure.Cell(scene, transport, size, "512")
-    faults.VICTIM = victim = more[0] if more else scene.engines[-1].key
+    victim = more[0] if more else scene.engines[-1].key
     if what == "leave":
         del os.environ["REFITD_FAILPOINTS"]
-    server = faults.serve_failpoints() if what != "leave" else 0
-    settings = contest.Settings(bucket_bytes=min(cell.bucket_bytes(), 8 << 20), patient=True)
+    server = serve_failpoints(victim) if what != "leave" else 0
+    settings = contest.Settings(bucket_bytes=min(cell.bucket_bytes(), measure.SIZES[size] // 16), patient=True)
     try:
         with contest.refit(scene, cell.model(), transport, settings) as one:
             found = leave_and_join(one) if what == "leave" else hit_mover(one, f"SIG{what.upper()}", victim)

@@ -75,11 +75,15 @@ def run(arguments: argparse.Namespace) -> int:
     cards = nvlink.count() if arguments.gpus == "all" else int(arguments.gpus)
     if cards < 1:
         return outcome.failed(BenchFailed("--gpus all: there are none that NVML or CUDA_VISIBLE_DEVICES names"), True)
+    if not (wanted := cells(cards, arguments)):
+        known = ", ".join(scene.name for scene in layouts.scenes(cards))
+        return outcome.failed(BenchFailed(f"--layout: {cards} cards have {known}"), arguments.json)
+    where |= nvlink.Links(cards).facts()
     document: dict[str, Any] = {
-        "ok": True, "rows": [], "failed": {}, "facts": {}, "machine": where, "cards": cards,
+        "ok": True, "rows": [], "failed": {}, "facts": {}, "machine": where,
         "repeats": arguments.repeats, "commit": commit(), "command": outcome.command("refit", arguments.argv),
     }  # fmt: skip
-    for cell in cells(cards, arguments):
+    for cell in wanted:
         _one(cell, arguments, document)
         if arguments.json:
             print(json.dumps(document), flush=True)

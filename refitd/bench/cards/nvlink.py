@@ -32,6 +32,13 @@ class Links:
         """(sent, received) bytes of each card since some time ago; nothing where NVML does not count."""
         return [] if self.why else [self._of(handle) for handle in self._handles]
 
+    def facts(self) -> dict[str, Any]:
+        """What the cards are, and the driver's version; nothing where there is no NVML."""
+        if not self._handles:
+            return {}
+        names = [str(self._nvml.nvmlDeviceGetName(handle)) for handle in self._handles]
+        return {"cards": names, "driver": str(self._nvml.nvmlSystemGetDriverVersion())}
+
     def begin(self) -> None:
         """From here on."""
         self._before = self.read()
