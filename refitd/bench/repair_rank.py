@@ -141,6 +141,7 @@ class Rank:
         except CommunicatorError as error:
             told = connection.receive()[0]
             return {"noticed": time.monotonic() - told["killed"], "by": str(error)}
+        connection.receive()  # neither of its neighbours was the victim
         return {"noticed": 0.0, "by": "nothing: the transfer ended"}
 
 

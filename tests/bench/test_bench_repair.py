@@ -9,6 +9,7 @@ import pytest
 
 from refitd.bench import repair
 from refitd.bench.repair import Bench, main
+from refitd.mover.nccl.repair import FRESH
 
 
 def test_every_method_is_timed_with_its_first_transfer(tmp_path: Path) -> None:
@@ -47,3 +48,11 @@ def test_two_cards_have_a_rank_each(tmp_path: Path) -> None:
     found = Bench("cpu", 2, tmp_path).run(1)
     assert (found.ranks, found.refused) == (2, {})
     assert "repair_cpu_shrink_killed_first_transfer" in {row.name for row in found.rows}
+
+
+def test_a_rank_whose_neighbours_live_waits_for_the_news_as_the_others_do(tmp_path: Path) -> None:
+    """With four ranks in a ring, one neither sends to the victim nor hears from it: its transfer just ends."""
+    found = Bench("cpu", 4, tmp_path)
+    found._after_kill(FRESH)
+    assert (found.ranks, found.refused) == (4, {})
+    assert "repair_cpu_init_killed_first_transfer" in {row.name for row in found.rows}

@@ -8,6 +8,7 @@ effect on another: who passes it, and its name. Then each of them is struck, onc
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import tempfile
 from collections.abc import Callable, Collection
@@ -23,7 +24,7 @@ from refitd.demo.chaos.world import World
 from refitd.demo.faults import Targets
 
 CALM_SECONDS = 4.0  # what a disturbance is given to show its points
-REACH_SECONDS = 30.0
+REACH_SECONDS = 60.0
 STILL_SECONDS = 5.0  # of a mover or a client, which has no lease: its deadlines are shorter
 DOWN_SECONDS = 1.0
 
@@ -114,15 +115,23 @@ class Points:
         told = {"kind": f"{signal.name} at a point", "victim": " ".join(point), "phase": self.found[point]}
         outcome = Outcome(number, [told], quiet=False, name=case_name(point, signal))
         self._armed.write_text(point.name.removeprefix("effect:"))
-        await self._session.suffer([self._hit(point, signal), self._disturb(self.found[point])], outcome)
+        reached = asyncio.Event()
+        await self._session.suffer(
+            [self._hit(point, signal, reached), self._disturb(self.found[point], reached)], outcome
+        )
         return outcome
 
-    async def _disturb(self, name: str) -> None:
-        end = DISTURBANCES[name](self._world)
-        await asyncio.sleep(DOWN_SECONDS)
-        await end()
+    async def _disturb(self, name: str, reached: asyncio.Event) -> None:
+        """Again, until the point is passed: some are where two things meet, and not each disturbance makes them."""
+        while not reached.is_set():
+            end = DISTURBANCES[name](self._world)
+            await asyncio.sleep(DOWN_SECONDS)
+            await end()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CALM_SECONDS):
+                    await reached.wait()
 
-    async def _hit(self, point: Point, signal: Signals) -> None:
+    async def _hit(self, point: Point, signal: Signals, reached: asyncio.Event) -> None:
         def wanted(fact: Fact) -> bool:
             return fact["name"] == point.name and self._role(fact["pid"]) == point.role
 
@@ -132,7 +141,10 @@ class Points:
             targets = self._owner(fact["pid"])
             return send(self._world, signal, targets), bool(targets.daemons)
 
-        end, leased = await self._session.at(wanted, act, REACH_SECONDS)
+        try:
+            end, leased = await self._session.at(wanted, act, REACH_SECONDS)
+        finally:
+            reached.set()
         self._armed.write_text("")
         await asyncio.sleep(DOWN_SECONDS if signal is Signals.SIGKILL else STOPPED if leased else STILL_SECONDS)
         await end()
