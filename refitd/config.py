@@ -76,7 +76,8 @@ class DataConfig:
     """The data port. ``links = "network"`` treats each rank as a host of its own; ``bucket_bytes``: of one transfer.
 
     ``advertise``: the ``host:port`` that other nodes connect to, where it is not ``host`` and the port.
-    ``transport``: between hosts; ``auto`` is nccl where all ranks of a lane can use it, else tcp.
+    ``transport``: between hosts; ``auto`` is nccl where all ranks of a lane can use it, else tcp. ``path``: who moves a client's memory, a
+    ``child`` of the daemon or a thread of the client (``library``); ``child`` refuses clients that ask for a thread.
     """
 
     host: str = "127.0.0.1"
@@ -85,6 +86,7 @@ class DataConfig:
     secret_file: str = ""
     links: Literal["auto", "network"] = "auto"
     transport: Literal["auto", "nccl", "tcp"] = "auto"
+    path: Literal["auto", "child", "library"] = "auto"
     bucket_bytes: int = 4 * 1024 * 1024
     verify: Literal["checksum", "reread"] = "checksum"
 

@@ -53,7 +53,7 @@ class Daemon:
         self.hook = HookServer(
             config.hook.socket, self.requests, uids=config.hook.uids, gids=config.hook.gids,
             node=config.node.name, log=self._log_hook, count=self.metrics.hook_error,
-            listener=passed_sockets().get("hook"),
+            listener=passed_sockets().get("hook"), mover=config.data.path,
         )  # fmt: skip
         self._pool = MoverPool()
         self._notify = Notifier()

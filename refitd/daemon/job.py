@@ -81,7 +81,7 @@ class Job:
         self.edges.close()
         await self.movers.close()
         for rank in self.ranks.values():
-            rank.close()
+            rank.leave()
         await self.agreement.close()
         self.limit.close()
 
@@ -190,7 +190,7 @@ class Job:
         del self.ranks[session.key]
         self.metrics.rank_gone(session.key)
         self.movers.drop(rank)
-        rank.close()
+        rank.leave()
         self.poke()
 
     def on_mover_message(self, handle: MoverHandle, message: dict[str, Any]) -> None:

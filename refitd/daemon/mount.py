@@ -28,9 +28,16 @@ def mount(reader: LocalRank, owner: LocalRank, writable: bool) -> None:
     }  # fmt: skip
     if memory.device is None:
         mover.send(message, [*memory.fds, owner.page.fd])
+    elif mover.in_client and _same_process(reader, owner):
+        mover.send({**message, "own": True}, [*memory.fds, mover.pidfd, owner.page.fd])
     else:
         _send_with_owner(owner, mover, message, memory.fds)
     reader.mounted[owner.key] = memory.version
+
+
+def _same_process(reader: LocalRank, owner: LocalRank) -> bool:
+    """A pid of 0 stands for every process that we do not see."""
+    return reader is owner or reader.session.pid == owner.session.pid > 0
 
 
 def _send_with_owner(owner: LocalRank, mover: MoverHandle, message: dict[str, Any], fds: list[int]) -> None:

@@ -11,11 +11,14 @@ import structlog
 
 from refitd.daemon.rank import LocalRank
 from refitd.daemon.slow import held_up
+from refitd.daemon.stuck import Stuck
 from refitd.epoch.records import SlotId
 from refitd.epoch.view import View
 from refitd.errors import TransportError
+from refitd.hook.executor import LIBRARY
 from refitd.mover.handle import MoverHandle
 from refitd.mover.pool import MoverPool
+from refitd.mover.thread_handle import ClientHost
 from refitd.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -36,7 +39,9 @@ class Movers:
         self._dying: dict[str, MoverHandle] = {}  # killed and not yet gone: its memory must not be lent again
         self._deaths: dict[str, list[float]] = {}
         self._restarted: set[SlotId] = set()
-        self._unmaps: dict[tuple[int, str], asyncio.Event] = {}
+        self._unmaps: dict[tuple[MoverHandle, str], asyncio.Event] = {}
+        self._mapped: dict[MoverHandle, dict[str, int]] = {}
+        self._stuck = Stuck()
         self._log = structlog.get_logger().bind(job=job.job, node=job.node)
 
     def want(self, key: str) -> None:
@@ -53,12 +58,16 @@ class Movers:
                 other.mover.send({"kind": "unmount", "memory": rank.key})
 
     async def unmap(self, rank: LocalRank) -> None:
-        """Return once no mover maps the rank's memory any more; one that does not answer in time is killed."""
+        """Return once no mover maps the rank's memory any more; one that does not answer in time is killed.
+
+        Raises Refused where a client's thread may map it, which nobody can kill.
+        """
         readers = [other for other in self._job.ranks.values() if other.mounted.pop(rank.key, None) is not None]
         await asyncio.gather(*(self._unmapped(reader.mover, rank.key) for reader in readers if reader.mover))
+        self._stuck.require_free(rank.key)
 
     async def _unmapped(self, mover: MoverHandle, key: str) -> None:
-        answer = self._unmaps.setdefault((mover.pid, key), asyncio.Event())
+        answer = self._unmaps.setdefault((mover, key), asyncio.Event())
         mover.send({"kind": "unmount", "memory": key})
         gone = asyncio.create_task(mover.gone())
         answered = asyncio.create_task(answer.wait())
@@ -68,7 +77,7 @@ class Movers:
         if not answer.is_set() and mover.alive:
             self._kill(mover, f"it did not let go of {key} in time")
             await mover.gone()
-        del self._unmaps[mover.pid, key]
+        del self._unmaps[mover, key]
 
     def check(self) -> None:
         """Kill movers that missed their ping deadline."""
@@ -97,16 +106,20 @@ class Movers:
         for task in self._starting.values():
             task.cancel()
         await asyncio.gather(*self._starting.values(), return_exceptions=True)
+        self._stuck.close()
 
     async def _start(self, key: str) -> None:
         await asyncio.sleep(self._delay(key))
         if key in self._dying:
             await self._dying[key].gone()
+        host = self._host(key)
         try:
-            handle = await self._pool.spawn(key, self._on_message, self._on_exit)
+            handle = await self._pool.spawn(key, self._on_message, self._on_exit, host)
         except TransportError as error:
             self._log.error("mover_not_started", key=key, error=str(error))
             self._deaths.setdefault(key, []).append(time.monotonic())
+            if host is not None and host is self._host(key):
+                self._job.ranks[key].session.close("its mover thread does not answer")
             self._starting[key] = asyncio.create_task(self._start(key))
             return
         del self._starting[key]
@@ -114,10 +127,20 @@ class Movers:
         if rank is None or rank.mover is not None:
             self._kill(handle, GONE)
             return
+        if host is not self._host(key):
+            self._kill(handle, "its client runs its mover otherwise by now")
+            self.want(key)
+            return
         handle.send({"kind": "limit"}, [self._job.limit.fd])
         rank.mover, rank.life, rank.mounted = handle, handle.life, {}
-        self._log.info("mover_started", key=key, pid=handle.pid, life=handle.life)
+        self._mapped[handle] = rank.mounted
+        self._log.info("mover_started", key=key, pid=handle.pid, life=handle.life, path=rank.path.path)
         self._job.poke()
+
+    def _host(self, key: str) -> ClientHost | None:
+        """The client's thread that is to be the rank's mover; None: a child."""
+        rank = self._job.ranks.get(key)
+        return rank.host if rank and rank.path.path == LIBRARY else None
 
     def _delay(self, key: str) -> float:
         now = time.monotonic()
@@ -147,13 +170,19 @@ class Movers:
 
     def _on_memory(self, handle: MoverHandle, message: dict[str, Any]) -> None:
         if message.get("kind") == "failed":
+            rank = self._job.ranks.get(handle.key)
+            if rank and rank.mover is handle and message["memory"] == rank.key and rank.fall_back(message["reason"]):
+                self._log.warning("path_changed", key=rank.key, path=rank.path.path, reason=rank.path.reason)
             self._kill(handle, f"it cannot map {message['memory']}: {message.get('reason')}")
-        elif message.get("kind") == "unmounted" and (handle.pid, message["memory"]) in self._unmaps:
-            self._unmaps[handle.pid, message["memory"]].set()
+        elif message.get("kind") == "unmounted" and (handle, message["memory"]) in self._unmaps:
+            self._unmaps[handle, message["memory"]].set()
 
     def _on_exit(self, handle: MoverHandle) -> None:
         rank = self._job.ranks.get(handle.key)
         ours = rank is not None and rank.mover is handle
+        mapped = self._mapped.pop(handle, {})
+        if handle.stuck:
+            self._stuck.add(handle, mapped)
         if self._dying.get(handle.key) is handle:
             del self._dying[handle.key]
         elif ours:
@@ -161,8 +190,11 @@ class Movers:
         self._job.on_mover_exit(handle.key)
         if rank is None or not ours:
             return
-        self._log.warning("mover_died", key=handle.key, pid=handle.pid)
+        self._log.warning("mover_died", key=handle.key, pid=handle.pid, stuck=handle.stuck)
         self._metrics.mover_restarted()
         self._deaths.setdefault(handle.key, []).append(time.monotonic())
         rank.mover, rank.mounted = None, {}
-        self.want(handle.key)
+        if handle.stuck:
+            rank.session.close("its mover thread was cut off and does not end")
+        else:
+            self.want(handle.key)

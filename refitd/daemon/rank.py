@@ -8,8 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from refitd.daemon.path import CHILDREN, Chosen
 from refitd.epoch.records import Offer, PubId, RankInfo
 from refitd.errors import InputError, Refused
+from refitd.hook.executor import CHILD, LIBRARY
 from refitd.hook.messages import HOST_SHADOW, TRAINER, Ticket
 from refitd.hook.page import LOAN, SHADOW_LOAN, ControlPage
 from refitd.hook.session import Fds, Session
@@ -17,6 +19,7 @@ from refitd.hook.shadow import shadow_offsets
 from refitd.layout import Layout
 from refitd.layout.dtypes import ITEMSIZE
 from refitd.mover.handle import MoverHandle
+from refitd.mover.thread_handle import ClientHost
 
 NO_PUBLICATION = PubId(0, 0)
 
@@ -99,6 +102,8 @@ class LocalRank:
     step: int = 0
     came_with: PubId = NO_PUBLICATION  # what the client served when it registered
     device: str | None = None  # UUID: where its weights will probably be
+    host: ClientHost | None = None  # the client's thread, where it has one
+    path: Chosen = CHILDREN  # where its mover runs, and why
 
     @property
     def key(self) -> str:
@@ -162,6 +167,13 @@ class LocalRank:
         asked = PubId(self.receiving.generation, self.receiving.revision) if self.receiving else NO_PUBLICATION
         return self.lent_for != publication and asked <= publication
 
+    def fall_back(self, reason: str) -> bool:
+        """A child cannot map this rank's memory: from here on the client's own thread moves it, if it has one."""
+        able = self.host is not None and self.path.path == CHILD
+        if able:
+            self.path = Chosen(LIBRARY, f"a child cannot map its memory: {reason}")
+        return able
+
     def fill(self, publication: PubId | None) -> None:
         """From here on the memory may change towards ``publication``; nothing that it held counts."""
         self.lent_for, self.complete, self.relending = publication, None, False
@@ -193,6 +205,12 @@ class LocalRank:
         if self.memory:
             self.memory.close()
             self.memory = None
+
+    def leave(self) -> None:
+        """The client is gone."""
+        self.close()
+        if self.host is not None:
+            self.host.close()
 
 
 def shadow_memory(layout: Layout, fd: int) -> Memory:

@@ -11,6 +11,7 @@ import structlog
 
 from refitd.daemon.data import digest_of
 from refitd.daemon.job import Job
+from refitd.daemon.path import choose, compute_mode
 from refitd.daemon.rank import NO_PUBLICATION, LocalRank, lent_memory, shadow_memory
 from refitd.daemon.status import whole_status
 from refitd.epoch.records import PubId, check_name
@@ -20,6 +21,7 @@ from refitd.hook.messages import ADMIN, ENGINE, HOST_SHADOW, TRAINER, Ticket
 from refitd.hook.server import Answer, Fds, Session
 from refitd.hook.wire import Message
 from refitd.layout import Layout
+from refitd.mover.thread_handle import ClientHost
 
 if TYPE_CHECKING:
     from refitd.daemon.app import Daemon
@@ -85,6 +87,9 @@ class Requests:
         layout.check(session.key)
         data = layout.to_bytes()
         assert session.page is not None
+        asked, configured = message.get("path"), self._daemon.config.data.path
+        mode = await compute_mode(asked, message.get("device"))
+        path = choose(asked, configured, session.pid > 0, mode)
         job = self._daemon.job(session.job)
         self._check_group(job, session, layout)
         rank = LocalRank(session, layout, digest_of(data), message["mode"], session.page)
@@ -93,12 +98,15 @@ class Requests:
         state = message["state"]
         rank.step = state["step"] if state else 0
         rank.since = NO_PUBLICATION if state else None  # who serves or is in a receive may have tickets of old daemons
-        rank.device = message.get("device")
+        rank.device, rank.path = message.get("device"), path
+        if "path" in message:
+            rank.host = ClientHost(fds.take(len(fds) - 1))
         job.add_rank(rank, data)
         self._log.info(
-            "registered", job=session.job, rank=rank.key, mode=rank.mode, layout=rank.digest, pid=session.pid
-        )
-        return {"digest": rank.digest}, ()
+            "registered", job=session.job, rank=rank.key, mode=rank.mode, layout=rank.digest, pid=session.pid,
+            path=path.path, path_why=path.reason,
+        )  # fmt: skip
+        return {"digest": rank.digest, "path": path.path, "path_why": path.reason}, ()
 
     def _check_group(self, job: Job, session: Session, layout: Layout) -> None:
         """Refuse what contradicts other ranks of the same group that are known here: their world, their shapes."""

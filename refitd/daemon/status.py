@@ -146,6 +146,8 @@ def _rank(job: Job, key: str) -> dict[str, Any]:
         "pid": rank.session.pid,
         "mover": rank.mover.pid if rank.mover else None,
         "life": rank.life,
+        "path": rank.path.path,
+        "path_why": rank.path.reason,
         "offer_age": time.monotonic() - rank.offer.since if rank.offer else None,
         "served": list(rank.served),
         "receiving": rank.receiving is not None,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import stat
+
 from refitd.errors import ProtocolError
 from refitd.hook.memfd import check_memory
 from refitd.hook.messages import ADMIN, HOST_SHADOW, check
@@ -28,7 +31,9 @@ def check_descriptors(message: Message, fds: Fds) -> None:
     if message["method"] == "hello":
         raise ProtocolError("method", "one hello", "a second hello")
     if message["method"] == "register":
-        _require(fds, 2 if message["mode"] == HOST_SHADOW else 1)
+        _require(fds, 1 + (message["mode"] == HOST_SHADOW) + ("path" in message))
+        if "path" in message and not stat.S_ISSOCK(os.fstat(fds[len(fds) - 1]).st_mode):
+            raise ProtocolError("fds", "the socket of a mover thread, last", "another kind of descriptor")
     for i, entry in enumerate(message.get("memory") or ()):
         field = f"memory[{i}]"
         if entry["fd"] >= len(fds):

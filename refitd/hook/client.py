@@ -20,6 +20,7 @@ from typing import Any
 
 from refitd.errors import DaemonUnavailable, InputError, RefitdError, Refused
 from refitd.hook.channel import Answered, Channel
+from refitd.hook.executor import AUTO, Executor
 from refitd.hook.memfd import create_document
 from refitd.hook.messages import NAME, PROTO
 from refitd.hook.page import ControlPage
@@ -91,8 +92,9 @@ class Client:
         path: str | None = None,
         backoff: tuple[float, float] = (1.0, 10.0),
         stale_seconds: float = 1.0,
+        mover: str = AUTO,
     ) -> None:
-        """``backoff``: seconds between attempts to connect, the first and the largest.
+        """``backoff``: seconds between attempts to connect, the first and the largest. ``mover``: see `Executor`.
 
         ``stale_seconds``: the age of the daemon's heartbeat from which on the daemon counts as gone. `life` counts
         the daemons that were connected to.
@@ -100,6 +102,7 @@ class Client:
         self.identity, self.path = identity, path or default_socket()
         self.page = ControlPage.create()
         self.incarnation = uuid.uuid4().hex
+        self.executor, self._told_path = Executor(identity.key, mover), AUTO
         self.events: deque[Message] = deque()
         self.failure = "not connected yet"
         self.life = 0
@@ -193,8 +196,13 @@ class Client:
 
     def _climb(self, deadline: float) -> bool:
         """Fetch the answer of this rung and step on the next; False where ``deadline`` came first."""
-        if self._finish(self._call, deadline) is None:
+        answer = self._finish(self._call, deadline)
+        if answer is None:
             return False
+        if self._stage is _Stage.GREETING:
+            self._told_path = answer[0].get("path", AUTO)
+        elif self._stage is _Stage.REGISTERING and "path" in answer[0]:
+            self.executor.chosen(answer[0]["path"], answer[0]["path_why"])
         if self._stage is _Stage.GREETING and self._registration is not None:
             self._start_registering()
         else:
@@ -205,15 +213,21 @@ class Client:
         assert self._channel is not None
         assert self._registration is not None
         told = self._registration
+        path, host = self.executor.begin(self._told_path, told.device)
         document = create_document("refitd-layout", told.layout)
         try:
             fds = [document] if told.shadow_fd is None else [document, told.shadow_fd]
-            device = {"device": told.device} if told.device else {}
+            more: dict[str, Any] = {"device": told.device} if told.device else {}
+            if host is not None:
+                fds.append(host.theirs.fileno())
+                more["path"] = path
             self._call = self._channel.start(
-                "register", fds, mode=told.mode, keep=told.keep, state=told.state(), **device
+                "register", fds, mode=told.mode, keep=told.keep, state=told.state(), **more
             )
         finally:
             os.close(document)
+            if host is not None:
+                host.theirs.close()
         self._stage = _Stage.REGISTERING
 
     def check_alive(self) -> None:
@@ -305,6 +319,7 @@ class Client:
         if self._channel is not None:
             self._channel.close()
             self._channel = None
+        self.executor.cut()
         self._stage, self.failure = _Stage.OFF, reason
         self._retry_at = time.monotonic() + self._backoff
         self._backoff = min(2 * self._backoff, self._limits[1])
@@ -323,6 +338,8 @@ class Client:
         if not self._closed:
             self._closed = True
             self.abandon()
+            if not self.executor.end():
+                log.warning("%s: the mover thread has not ended yet", self.identity.key)
             self.page.close()
 
 

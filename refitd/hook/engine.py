@@ -15,6 +15,7 @@ from refitd.errors import InputError, ReceiveFailed, RefitdError, Refused
 from refitd.failpoints import failpoint
 from refitd.hook.blocks import blocks_of
 from refitd.hook.client import RELEASE_SECONDS, Client, Identity, Registration
+from refitd.hook.executor import AUTO
 from refitd.hook.gpu.lend import current_device
 from refitd.hook.loan import Loan
 from refitd.hook.memory import SharedArena, Staging
@@ -236,12 +237,15 @@ def _taken(ticket: Ticket) -> Taken:
     return Taken(ticket.generation, ticket.revision, ticket.token)
 
 
-def connect_engine(job: str, replica: str, rank: int, world_size: int, socket: str | None = None) -> Engine:
+def connect_engine(
+    job: str, replica: str, rank: int, world_size: int, socket: str | None = None, path: str = AUTO
+) -> Engine:
     """Connect rank ``rank`` of ``replica``. Works without a daemon too, which is then tried again at each `pending`.
 
-    Raises InputError for bad names and ranks, Refused where the daemon does not let this rank in.
+    ``path``: as for a trainer. Raises InputError for bad names and ranks, Refused where the daemon does not let this
+    rank in.
     """
-    client = Client(Identity(job, ENGINE, replica, rank, world_size), socket, _BACKOFF, _STALE_SECONDS)
+    client = Client(Identity(job, ENGINE, replica, rank, world_size), socket, _BACKOFF, _STALE_SECONDS, path)
     try:
         client.advance(time.monotonic() + _FIRST_SECONDS, raising=True)
     except RefitdError:

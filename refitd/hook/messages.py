@@ -146,7 +146,7 @@ REQUESTS: Mapping[str, Fields] = {
     "limit": {"job": NAME, "rate": _or_null(RATE)},
 }  # fmt: skip
 OPTIONAL: Mapping[str, Fields] = {
-    "register": {"device": _or_null(TEXT)},
+    "register": {"device": _or_null(TEXT), "path": _one_of("auto", "library")},
     "publish": {"device": _or_null(DEVICE)},
     "receive": {"device": _or_null(DEVICE)},
 }

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from refitd.errors import ProtocolError, RefitdError, Refused
 from refitd.hook.admission import admit, check_descriptors
 from refitd.hook.answers import error_answer
+from refitd.hook.executor import AUTO
 from refitd.hook.messages import PROTO, check
 from refitd.hook.peer import refusal
 from refitd.hook.session import Fds, Session
@@ -63,6 +64,7 @@ class HookServer:
         gids: Collection[int] = (),
         node: str = "",
         server: str = "refitd",
+        mover: str = AUTO,
         log: Log | None = None,
         count: Count | None = None,
         listener: socket.socket | None = None,
@@ -72,11 +74,12 @@ class HookServer:
     ) -> None:
         """``uids`` and ``gids`` say who is let in (see `refitd.hook.peer.refusal`); both empty: this user and root.
 
+        ``mover``: where a client that leaves it to us is to have its memory moved, see `refitd.hook.executor`.
         ``heartbeat`` seconds: how often the control pages are stamped. ``log(event, facts)`` hears what went wrong,
         ``count(code)`` of every error answer, whoever found the error.
         ``listener``: a socket that the service manager listens on for us at ``path``, and keeps.
         """
-        self.path, self.handler, self.node, self.server = path, handler, node, server
+        self.path, self.handler, self.node, self.server, self.mover = path, handler, node, server, mover
         self.log: Log = log or _log_nothing
         self.count: Count = count or _count_nothing
         self._uids, self._gids, self._own = frozenset(uids), frozenset(gids), frozenset({os.getuid(), 0})
@@ -253,7 +256,7 @@ class _Client:
             self._internal(error, request_id)
             self._session.close("the daemon failed")
             return False
-        fields = {"proto": PROTO, "server": self._server.server, "node": self._server.node}
+        fields = {"proto": PROTO, "server": self._server.server, "node": self._server.node, "path": self._server.mover}
         self._session.send({"id": request_id, "ok": True, **fields})
         return True
 

@@ -16,6 +16,7 @@ from refitd.errors import RefitdError
 from refitd.failpoints import failpoint
 from refitd.hook.blocks import Block, blocks_of
 from refitd.hook.client import CALL_SECONDS, RELEASE_SECONDS, Client, Identity, Registration
+from refitd.hook.executor import AUTO
 from refitd.hook.gpu.lend import current_device
 from refitd.hook.memory import Export, Staging
 from refitd.hook.messages import SKIPPED, TRAINER
@@ -157,12 +158,16 @@ def _no_state() -> None:
     return None
 
 
-def connect_trainer(job: str, run: str, rank: int, world_size: int, socket: str | None = None) -> Trainer:
+def connect_trainer(
+    job: str, run: str, rank: int, world_size: int, socket: str | None = None, path: str = AUTO
+) -> Trainer:
     """Connect rank ``rank`` of the trainer group ``run``. Works without a daemon too, which is then tried again later.
 
-    Raises InputError for bad names and ranks, Refused where the daemon does not let this rank in.
+    ``path``: who moves the weights, a ``child`` of the daemon or a thread of this process (``library``); ``auto``: a
+    child where one can reach the memory. Raises InputError for bad names and ranks, Refused where the daemon does not
+    let this rank in.
     """
-    client = Client(Identity(job, TRAINER, run, rank, world_size), socket)
+    client = Client(Identity(job, TRAINER, run, rank, world_size), socket, mover=path)
     try:
         client.advance(time.monotonic() + _FIRST_SECONDS, raising=True)
     except RefitdError:

@@ -27,10 +27,13 @@ if TYPE_CHECKING:
 
 
 class Mover:
-    """Carries out commands for rank ``key``. ``send`` reports to the daemon and may be called from any thread."""
+    """Carries out commands for rank ``key``. ``send`` reports to the daemon and may be called from any thread.
 
-    def __init__(self, key: str, send: Callable[[Message], None]) -> None:
-        self.key = key
+    A ``guest`` runs in the process of the client whose rank it is.
+    """
+
+    def __init__(self, key: str, send: Callable[[Message], None], guest: bool = False) -> None:
+        self.key, self._guest = key, guest
         self._send = send
         self._memories: dict[str, Memory] = {}
         self._lanes: dict[str, Lane] = {}
@@ -57,13 +60,21 @@ class Mover:
         return True
 
     def close(self) -> None:
-        """Revoke every lane and let go of all memory."""
+        """Revoke every lane and let go of all memory. A device that is broken is said, and stands in nobody's way."""
         for lane in self._lanes.values():
             lane.revoke()
         self._lanes.clear()
         for key in list(self._memories):
-            self._let_go(key)
+            try:
+                self._let_go(key)
+            except DeviceError as error:
+                print(f"mover {self.key}: memory of {key}: {error}", file=sys.stderr)  # noqa: T201
         self._drop_early(lambda _key: True)
+        if self._devices is not None:
+            self._devices.close()
+        if self._limit is not NO_LIMIT:
+            self._limit.close()
+            self._limit = NO_LIMIT
 
     # -- memory
 
@@ -99,7 +110,7 @@ class Mover:
         if self._devices is None:
             from refitd.mover.cuda.mounts import Devices
 
-            self._devices = Devices(self.key)
+            self._devices = Devices(self.key, guest=self._guest)
         return self._devices
 
     # -- lanes
@@ -215,11 +226,11 @@ class Mover:
                 sock.close()
 
 
-class _Reporter:
-    """One socket, many threads. A daemon that is gone ends the process: nobody is left to work for."""
+class Reporter:
+    """One socket, many threads. ``lost`` is called where the daemon is gone: nobody is left to work for."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection, self._lock = connection, threading.Lock()
+    def __init__(self, connection: Connection, lost: Callable[[], None]) -> None:
+        self._connection, self._lost, self._lock = connection, lost, threading.Lock()
 
     def send(self, message: Message) -> None:
         if message["kind"] not in ("pong", "progress"):
@@ -228,22 +239,27 @@ class _Reporter:
             with self._lock:
                 self._connection.send(message)
         except OSError:
-            os._exit(1)
+            self._lost()
 
 
-def main(sock: socket.socket, key: str) -> int:
-    """Serve the daemon at the other end of ``sock`` until it hangs up or says quit; the process's exit status."""
-    raise_descriptor_limit()
-    threading.excepthook = _fatal
-    connection = Connection(sock)
-    reporter = _Reporter(connection)
-    mover = Mover(key, reporter.send)
+def obey(connection: Connection, mover: Mover, reporter: Reporter) -> None:
+    """Carry out the daemon's commands until it hangs up or says quit. Raises InputError for one that is corrupt."""
     reporter.send({"kind": "started", "pid": os.getpid()})
     try:
         while mover.handle(*connection.receive()):
             pass
     except (EOFError, ConnectionError):
-        return 0
+        return
+
+
+def main(sock: socket.socket, key: str) -> int:
+    """A process that is the mover of rank ``key``; its exit status."""
+    raise_descriptor_limit()
+    threading.excepthook = _fatal
+    connection = Connection(sock)
+    reporter = Reporter(connection, lambda: os._exit(1))
+    try:
+        obey(connection, Mover(key, reporter.send), reporter)
     except InputError as error:
         print(f"mover {key}: corrupt command: {error}", file=sys.stderr)  # noqa: T201  the daemon's log has our stderr
         return 1

@@ -52,7 +52,7 @@ COMMANDS: Mapping[str, Fields] = {
 }
 _OPTIONAL: Fields = {
     "device": DEVICE_OR_UUID, "timeout": SECONDS, "progress_timeout": SECONDS, "neighbour_timeout": SECONDS,
-    "verify": _VERIFY, "nccl": _NCCL,
+    "verify": _VERIFY, "nccl": _NCCL, "own": FLAG,
 }  # fmt: skip
 
 

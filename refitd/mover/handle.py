@@ -27,9 +27,13 @@ OnExit = Callable[["MoverHandle"], None]
 class MoverHandle:
     """One mover process. All methods are called in the event loop, and none of them blocks.
 
+    `in_client`: it is a thread of its client (`refitd.mover.thread_handle`); `stuck`: it counts as gone and is not.
     ``key`` is the rank key, ``pid`` the process, ``life`` counts the movers that this key has had (from 1).
     ``pidfd`` stays open until ``on_exit`` has returned. Descriptors given to ``on_message`` belong to the callee.
     """
+
+    in_client = False
+    stuck = False
 
     def __init__(
         self, key: str, pid: int, pidfd: int, life: int, sock: socket.socket, on_message: OnMessage, on_exit: OnExit

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from refitd.mover.board import Board, LaneFacts
 from refitd.mover.limit import NO_LIMIT, Limit
 from refitd.mover.memory import Memory
 from refitd.mover.round import Edge, Round, RunOptions
+from refitd.mover.thread import MoverThread
 from refitd.mover.transport import Transport
 from refitd.mover.transport.peer import PeerTransport, Warm
 from refitd.mover.transport.tcp import Address, TcpTransport
@@ -58,7 +58,7 @@ class Lane:
         self._ready: dict[tuple[int, str], int] = {}
         self._told: set[Edge] = set()  # broken edges that the daemon knows of
         self._watch: RoundWatch | None = None
-        self._supervisor = threading.Thread(target=self._supervise, name=f"lane {facts.lane}", daemon=True)
+        self._supervisor = MoverThread(self._supervise, f"lane {facts.lane}")
 
     @property
     def token(self) -> int:

@@ -11,8 +11,9 @@ from collections import Counter
 from collections.abc import Mapping
 
 from refitd.errors import TransportError
-from refitd.hook import wire
 from refitd.mover.handle import MoverHandle, OnExit, OnMessage
+from refitd.mover.requester import Requester
+from refitd.mover.thread_handle import ClientHost, ThreadHandle
 
 START_SECONDS = 60.0  # importing torch on a busy machine
 FORK_SECONDS = 10.0
@@ -34,32 +35,38 @@ class MoverPool:
         self._lock = asyncio.Lock()
         self._server: _ForkServer | None = None
 
-    async def spawn(self, key: str, on_message: OnMessage, on_exit: OnExit) -> MoverHandle:
-        """Fork a mover for rank ``key``. Raises TransportError where no fork server will start or answer."""
-        spawning = asyncio.ensure_future(self._spawn(key, on_message, on_exit))
+    async def spawn(
+        self, key: str, on_message: OnMessage, on_exit: OnExit, host: ClientHost | None = None
+    ) -> MoverHandle:
+        """Fork a mover for rank ``key``, or have ``host`` run it. Raises TransportError where nobody answers."""
+        spawning = asyncio.ensure_future(self._spawn(key, on_message, on_exit, host))
         try:
             return await asyncio.shield(spawning)
         except asyncio.CancelledError:
             spawning.add_done_callback(_kill_unwanted)
             raise
 
-    async def _spawn(self, key: str, on_message: OnMessage, on_exit: OnExit) -> MoverHandle:
-        async with self._lock:
-            server = await self._running_server()
-            try:
-                ours, pid, pidfd = await asyncio.wait_for(server.fork(key), FORK_SECONDS)
-            except (OSError, EOFError, TimeoutError) as error:
-                await self._stop_server()
-                raise TransportError(("daemon", key), f"the fork server did not fork: {error!r}") from error
+    async def _spawn(self, key: str, on_message: OnMessage, on_exit: OnExit, host: ClientHost | None) -> MoverHandle:
+        ours, pid, pidfd = await (self._fork(key) if host is None else host.fork(key, FORK_SECONDS))
         self._lives[key] += 1
 
         def exited(handle: MoverHandle) -> None:
             self._handles.discard(handle)
             on_exit(handle)
 
-        handle = MoverHandle(key, pid, pidfd, self._lives[key], ours, on_message, exited)
+        kind = MoverHandle if host is None else ThreadHandle
+        handle = kind(key, pid, pidfd, self._lives[key], ours, on_message, exited)
         self._handles.add(handle)
         return handle
+
+    async def _fork(self, key: str) -> tuple[socket.socket, int, int]:
+        async with self._lock:
+            server = await self._running_server()
+            try:
+                return await asyncio.wait_for(server.fork(key), FORK_SECONDS)
+            except (OSError, EOFError, TimeoutError) as error:
+                await self._stop_server()
+                raise TransportError(("daemon", key), f"the fork server did not fork: {error!r}") from error
 
     async def start(self) -> None:
         """Start the fork server now, so that the first `spawn` is quick. Raises TransportError."""
@@ -96,57 +103,19 @@ class MoverPool:
             server.close()
 
 
-def _settle(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
-
-
 def _kill_unwanted(spawning: asyncio.Future[MoverHandle]) -> None:
     if not spawning.cancelled() and spawning.exception() is None:
         spawning.result().kill()
 
 
-class _ForkServer:
+class _ForkServer(Requester):
     """The fork server process and our end of its socket."""
 
     def __init__(self, python: str, environ: Mapping[str, str]) -> None:
-        self._sock, theirs = socket.socketpair()
-        self._sock.setblocking(False)
-        self._decoder = wire.Decoder()
+        ours, theirs = socket.socketpair()
+        super().__init__(ours)
         with theirs:
             command = [python, "-m", "refitd.mover.forkserver", str(theirs.fileno()), str(os.getpid())]
             self.process = subprocess.Popen(
                 command, pass_fds=[theirs.fileno()], env=dict(environ), stdin=subprocess.DEVNULL
             )
-
-    async def fork(self, key: str) -> tuple[socket.socket, int, int]:
-        """Our end of the new mover's socket, its pid, its pidfd."""
-        ours, theirs = socket.socketpair()
-        try:
-            with theirs:
-                wire.send(self._sock, {"kind": "fork", "key": key}, [theirs.fileno()])
-            message, fds = await self.receive()
-        except BaseException:
-            ours.close()
-            raise
-        return ours, int(message["pid"]), fds[0]
-
-    async def receive(self) -> tuple[wire.Message, list[int]]:
-        while (frame := self._decoder.pop()) is None:
-            await self._wait_readable()
-            if not wire.receive_into(self._sock, self._decoder):
-                raise EOFError("the fork server closed its socket")
-        return frame
-
-    async def _wait_readable(self) -> None:
-        loop = asyncio.get_running_loop()
-        ready: asyncio.Future[None] = loop.create_future()
-        loop.add_reader(self._sock, _settle, ready)
-        try:
-            await ready
-        finally:
-            loop.remove_reader(self._sock)
-
-    def close(self) -> None:
-        self._decoder.close()
-        self._sock.close()

@@ -109,7 +109,8 @@ def _member(job: Facts, member: Facts) -> list[str]:
         for entry in table
         if entry["node"] == member["node"]
     ]
-    ranks = ", ".join(rank["key"] for rank in member["ranks"])
+    guests = {rank["key"] for rank in job.get("ranks", ()) if rank.get("path") == "library"}
+    ranks = ", ".join(rank["key"] + " (library)" * (rank["key"] in guests) for rank in member["ranks"])
     return [member["node"], member["address"], ranks, "; ".join(states)]
 
 

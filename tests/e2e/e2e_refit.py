@@ -28,12 +28,14 @@ def new_job() -> str:
 
 
 @contextlib.contextmanager
-def pair(daemon: LocalDaemon, source: Layout, destination: Layout, job: str = "") -> Iterator[tuple[Trainer, Engine]]:
+def pair(
+    daemon: LocalDaemon, source: Layout, destination: Layout, job: str = "", path: str = "auto"
+) -> Iterator[tuple[Trainer, Engine]]:
     """A trainer and an engine (replica r0), both registered."""
     job = job or new_job()
     with (
-        connect_trainer(job, "run0", 0, 1, daemon.socket) as trainer,
-        connect_engine(job, "r0", 0, 1, daemon.socket) as engine,
+        connect_trainer(job, "run0", 0, 1, daemon.socket, path) as trainer,
+        connect_engine(job, "r0", 0, 1, daemon.socket, path) as engine,
     ):
         trainer.plan_seconds = SECONDS
         trainer.register(source)

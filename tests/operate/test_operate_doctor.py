@@ -67,6 +67,7 @@ def healthy(**changes: Any) -> Facts:
     return replace(facts, **changes)
 
 
+GUEST = {"key": "engine/r0/0", "pid": 0, "path": "library", "path_why": "the client asked for it"}
 BARE = healthy(gpus=Gpus(trouble="NVML Shared Library Not Found"), rdma=False)
 
 
@@ -99,7 +100,7 @@ CASES: list[tuple[str, Callable[[Facts], Check], Facts, str, str, str]] = [
      "8 NVIDIA devices on the bus, and Driver Not Loaded", "modprobe nvidia"),
     ("no cards in the container", gpu_checks.driver, healthy(gpus=Gpus(8, "580.1")), FAIL,
      "8 NVIDIA devices on the bus, and none that NVML shows", "--gpus all"),
-    ("exclusive", gpu_checks.compute_mode, healthy(gpus=gpus(card(0), card(1, compute_mode="exclusive process"))), FAIL,
+    ("exclusive", gpu_checks.compute_mode, healthy(gpus=gpus(card(0), card(1, compute_mode="exclusive process"))), WARN,
      "GPU 1: exclusive process", "nvidia-smi -i 1 -c DEFAULT"),
     ("a link is down", gpu_checks.nvlink, healthy(gpus=gpus(card(0), card(1, nvlinks=17))), WARN,
      "GPU 1: 17 of 18", "nvidia-smi nvlink -e"),
@@ -190,6 +191,11 @@ def test_every_check_can_find_fault() -> None:
         (gpu_checks.containers, healthy(daemon=Daemon("/x")), SKIP, "no daemon to compare with"),
         (gpu_checks.containers, daemon(strangers=("user",)), OK,
          "this process and every client see the daemon (other namespaces: user)"),
+        (gpu_checks.containers, daemon(status=status(ranks=[GUEST])), OK,
+         "this process and every client see the daemon"),
+        (node_checks.path, replace(BARE, daemon=daemon(status=status(ranks=[GUEST])).daemon), OK,
+         ("inside the node: shared memory of the host, since there is no GPU; between nodes: TCP; "
+          "by threads of the clients: engine/r0/0 (the client asked for it)")),
         (gpu_checks.shared_rate, healthy(sharing=Sharing("no")), SKIP, "cannot be shared"),
         (node_checks.store, healthy(store=StoreFacts("memory://")), OK, "memory://: this node only, no etcd needed"),
         (node_checks.store, healthy(store=StoreFacts("etcd+spawn://")), OK, "etcd+spawn://: a child of the daemon"),

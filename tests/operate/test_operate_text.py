@@ -55,6 +55,14 @@ def test_plain_text_is_aligned() -> None:
     assert plain_status(answer()) == PLAIN
 
 
+def test_a_rank_whose_mover_is_a_thread_of_its_client_is_marked() -> None:
+    """Beside its key, as far as this daemon knows."""
+    text = plain_status(
+        answer(ranks=[{"key": "engine/r0/0", "path": "library"}, {"key": "trainer/a/0", "path": "child"}])
+    )
+    assert "trainer/a/0, engine/r0/0 (library)" in text
+
+
 def test_what_operators_asked_for_is_shown() -> None:
     """Pause and its reason, the limit, drains and parked nodes beside the node, this node's own drain on top."""
     facts = answer(

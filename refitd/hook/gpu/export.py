@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from refitd.errors import DeviceError
@@ -37,12 +37,13 @@ class DeviceExport:
     """``message`` is plain JSON: ``blocks`` ({kind ipc, id, handle, nbytes} or {kind vmm, id, fd, segments}) and
     ``storages`` ({name, block, offset, nbytes}). A block's ``id`` names no other memory of this process, ever.
     ``fds`` are the caller's to send and to close. ``refused`` has the storages
-    that no other process can map, with the reason: they need staging.
+    that no other process can map, with the reason: they need staging. ``starts``: where each block begins.
     """
 
     message: dict[str, Any]
     fds: list[int]
     refused: dict[str, str]
+    starts: list[int] = field(default_factory=list)
 
     def close(self) -> None:
         while self.fds:
@@ -108,6 +109,7 @@ def _add_ipc(driver: Calls, made: DeviceExport, blocks: dict[int, int], extent: 
     if base not in blocks:
         blocks[base] = len(made.message["blocks"])
         handle = driver.ipc_handle(base).hex()
+        made.starts.append(base)
         made.message["blocks"].append({"kind": IPC, "id": identity(driver, base), "handle": handle, "nbytes": nbytes})
     return blocks[base], base
 
@@ -119,6 +121,7 @@ def _add_vmm(driver: Calls, made: DeviceExport, blocks: dict[int, int], extent: 
     if not start <= base <= end or start == end:
         start = end = base
         blocks[base] = len(made.message["blocks"])
+        made.starts.append(base)
         made.message["blocks"].append({"kind": VMM, "id": "", "fd": len(made.fds), "segments": []})
     block = made.message["blocks"][blocks[start]]
     segments = block["segments"]

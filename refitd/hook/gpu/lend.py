@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
+import threading
+import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -43,9 +45,12 @@ class Lender:
     """Describes one client's weights. What it described stays valid until the memory behind it is freed."""
 
     def __init__(self) -> None:
+        self.starts: Mapping[str, int] = {}  # of the memory described last: id of a block -> address
         self._drivers: dict[int, Calls] = {}
         self._known: tuple[object, Mapping[int, int], DeviceExport] | None = None
         self._warned = ""
+        with _lock:
+            _lenders.add(self)
 
     def lend(self, blocks: Mapping[str, Block]) -> DeviceExport | None:
         """Wait for the device, whose streams may still write ``blocks``, and describe them; None: stage them.
@@ -81,6 +86,7 @@ class Lender:
             self._stage(next(iter(made.refused.values())))
             return None
         made.message["uuid"] = driver.uuid()
+        self.starts = {block["id"]: start for block, start in zip(made.message["blocks"], made.starts, strict=True)}
         self._known = None if made.fds else (key, _witnesses(driver, made, extents), made)
         return made
 
@@ -90,9 +96,29 @@ class Lender:
         return self._drivers[ordinal]
 
     def _stage(self, reason: str) -> None:
+        self.starts = {}
         if reason != self._warned:
             self._warned = reason
             log.warning("weights on a GPU are staged on the host: %s", reason)
+
+
+_lock = threading.Lock()
+_lenders: weakref.WeakSet[Lender] = weakref.WeakSet()
+
+
+def own_addresses(message: Mapping[str, Any]) -> dict[str, int]:
+    """The address of each storage of a ``message`` that a lender of this process made. Raises DeviceError.
+
+    Only of what was described last: the owner of anything older may have freed it since.
+    """
+    with _lock:
+        lenders = list(_lenders)
+    starts = {name: start for lender in lenders for name, start in lender.starts.items()}
+    missing = [block["id"] for block in message["blocks"] if block["id"] not in starts]
+    if missing:
+        raise DeviceError("look up own memory", f"block {missing[0]} is not lent by this process (any more)")
+    begins = [starts[block["id"]] for block in message["blocks"]]
+    return {storage["name"]: begins[storage["block"]] + storage["offset"] for storage in message["storages"]}
 
 
 def _witnesses(driver: Calls, made: DeviceExport, extents: Mapping[str, Extent]) -> dict[int, int]:

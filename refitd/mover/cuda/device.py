@@ -18,6 +18,7 @@ class Device:
 
     def __init__(self, driver: Calls, name: str) -> None:
         self.driver, self.name = driver, name
+        self._stream: Any = None
         self.uuid = driver.uuid()
         self.imports = Imports(driver)
         self._lock = threading.Lock()
@@ -29,7 +30,18 @@ class Device:
             import torch
 
             torch.cuda.set_device(self.name)
+            if self._stream is not None:
+                torch.cuda.set_stream(self._stream)
         self.driver.activate()
+
+    def step_aside(self) -> None:
+        """Launch on a stream of our own from here on: in a client's process the usual one is the client's."""
+        if self.name != "cpu":
+            import torch
+
+            stream: Any = torch.cuda.Stream
+            with device_errors("make a stream"):
+                self._stream = stream(device=self.name)
 
     def reach(self, uuid: str) -> None:
         """Let kernels here read the memory of another card. Raises DeviceError."""

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from refitd.errors import CommunicatorError, DeviceError, InputError, ProtocolError
+from refitd.hook.gpu.lend import own_addresses
 from refitd.hook.memfd import check_memory
 from refitd.hook.messages import DEVICE
 from refitd.hook.page import PAGE_BYTES
@@ -21,16 +22,20 @@ from refitd.mover.cuda.memory import DeviceMemory
 from refitd.mover.cuda.warm import warm
 from refitd.mover.nccl import opening
 from refitd.mover.nccl.library import Library
+from refitd.mover.thread import MoverThread
 from refitd.plan.program import Program
 
 _WORDS = PAGE_BYTES // 8
 
 
 class Devices:
-    """Made for the mover of rank ``key``; ``open_`` finds a device by its UUID."""
+    """Made for the mover of rank ``key``; ``open_`` finds a device by its UUID.
 
-    def __init__(self, key: str, open_: Callable[[str], Device] | None = None) -> None:
-        self._key, self._open = key, open_ or open_device
+    A ``guest`` is in the process of its client.
+    """
+
+    def __init__(self, key: str, open_: Callable[[str], Device] | None = None, guest: bool = False) -> None:
+        self._key, self._open, self._guest = key, open_ or open_device, guest
         self._devices: dict[str, Device] = {}
         self._own: Device | None = None  # where this rank's weights are, and its kernels run
         self._lock = threading.Lock()
@@ -40,7 +45,8 @@ class Devices:
     def mount(self, message: Mapping[str, Any], fds: Sequence[int]) -> DeviceMemory:
         """Map what a ``mount`` message with ``device`` describes. ``fds`` end with the owner's pidfd and its page.
 
-        ``fds`` stay the caller's. When the owner dies, it is unmapped at once. Raises ProtocolError, DeviceError.
+        Memory of this very process (``own``), which no driver would map again, is used where it is. ``fds`` stay the
+        caller's. When the owner dies, it is unmapped at once. Raises ProtocolError, DeviceError.
         """
         DEVICE.check("device", message["device"])
         key, index, device = message["memory"], message["word_index"], message["device"]
@@ -50,11 +56,15 @@ class Devices:
         page = np.frombuffer(mmap.mmap(fds[-1], PAGE_BYTES, prot=mmap.PROT_READ), np.uint64)
         on = self._device_for(key, device["uuid"])
         on.activate()
-        addresses = on.imports.open(key, device, fds[:-2], message["writable"])
+        if self._guest and message.get("own"):
+            addresses, unmap = own_addresses(device), on.driver.synchronize
+        else:
+            addresses, unmap = (
+                on.imports.open(key, device, fds[:-2], message["writable"]),
+                lambda: on.imports.close(key),
+            )
         sizes = {storage["name"]: storage["nbytes"] for storage in device["storages"]}
-        memory = DeviceMemory(
-            key, on, addresses, sizes, (page, index), message["writable"], lambda: on.imports.close(key)
-        )
+        memory = DeviceMemory(key, on, addresses, sizes, (page, index), message["writable"], unmap)
         self._owners.watch(key, fds[-2], memory.close)
         return memory
 
@@ -76,7 +86,7 @@ class Devices:
             finally:
                 done()
 
-        threading.Thread(target=run, name=f"warm {uuid}", daemon=True).start()
+        MoverThread(run, f"warm {uuid}").start()
 
     def nccl(self, uuid: str | None, host: str) -> tuple[Device, Library]:
         """This rank's device, and NCCL for it (``host``: see `Nccl`). Raises DeviceError, CommunicatorError."""
@@ -101,14 +111,22 @@ class Devices:
     def _device(self, uuid: str) -> Device:
         with self._lock:
             if uuid not in self._devices:
-                self._devices[uuid] = self._open(uuid)
+                device = self._open(uuid)
+                if self._guest:
+                    device.step_aside()
+                self._devices[uuid] = device
             return self._devices[uuid]
+
+    def close(self) -> None:
+        """Watch nobody any more."""
+        self._owners.close()
 
 
 class Owners:
-    """Watches the processes whose memory is mapped; a thread begins with the first."""
+    """Watches the processes whose memory is mapped; a thread begins with the first and ends with `close`."""
 
     def __init__(self) -> None:
+        self._closed = False
         self._selector = selectors.DefaultSelector()
         self._lock = threading.Lock()
         self._watched: dict[str, int] = {}
@@ -121,7 +139,7 @@ class Owners:
             if self._wake < 0:
                 self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
                 self._selector.register(self._wake, selectors.EVENT_READ)
-                threading.Thread(target=self._run, name="owners", daemon=True).start()
+                MoverThread(self._run, "owners").start()
             self._watched[key] = copy = os.dup(pidfd)
             self._selector.register(copy, selectors.EVENT_READ, (key, died))
             os.eventfd_write(self._wake, 1)
@@ -130,13 +148,24 @@ class Owners:
         with self._lock:
             self._drop(key)
 
+    def close(self) -> None:
+        """Forget all of them, and end the thread."""
+        with self._lock:
+            for key in list(self._watched):
+                self._drop(key)
+            self._closed = True
+            if self._wake >= 0:
+                os.eventfd_write(self._wake, 1)
+            else:
+                self._selector.close()
+
     def _drop(self, key: str) -> None:
         if (pidfd := self._watched.pop(key, None)) is not None:
             self._selector.unregister(pidfd)
             os.close(pidfd)
 
     def _run(self) -> None:
-        while True:
+        while not self._closed:
             for found, _events in self._selector.select():
                 if found.data is None:
                     os.eventfd_read(self._wake)
@@ -148,3 +177,5 @@ class Owners:
                         self._drop(key)
                 if current:
                     died()
+        self._selector.close()
+        os.close(self._wake)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 import traceback
 
 from refitd.errors import DeviceError, RefitdError, TransportError
 from refitd.mover.board import Board
 from refitd.mover.round import Edge, Stopped
+from refitd.mover.thread import MoverThread
 
 
 class Worker:
@@ -15,7 +15,7 @@ class Worker:
 
     def __init__(self, board: Board, edge: Edge) -> None:
         self.board, self.edge, self.idle = board, edge, board.idle()
-        self._thread = threading.Thread(target=self._main, name=f"{edge[0]} -> {edge[1]}", daemon=True)
+        self._thread = MoverThread(self._main, f"{edge[0]} -> {edge[1]}")
 
     def start(self) -> None:
         self._thread.start()

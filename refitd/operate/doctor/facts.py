@@ -97,3 +97,7 @@ class Facts:
     rdma: bool = False
     user: str = ""
     links: str = "auto"
+
+    def ranks(self) -> list[Mapping[str, Any]]:
+        """Clients of the daemon, as its status has them."""
+        return [rank for job in self.daemon.status.get("jobs", {}).values() for rank in job["ranks"]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from refitd.hook.executor import LIBRARY
 from refitd.operate.doctor.check import Check, fail, good, skip, warn
 from refitd.operate.doctor.facts import ANSWERS, FORBIDDEN, NO_DAEMON, REFUSED, SILENT, Facts
 from refitd.operate.rate import format_rate
@@ -112,7 +113,8 @@ def path(facts: Facts) -> Check:
             name, expected, "data.links = network: every rank counts as a node of its own",
             'take data.links = "network" out of the configuration, unless this is a test',
         )  # fmt: skip
-    between = "; between nodes: TCP"
+    guests = [f"{rank['key']} ({rank['path_why']})" for rank in facts.ranks() if rank.get("path") == LIBRARY]
+    between = "; between nodes: TCP" + (f"; by threads of the clients: {', '.join(sorted(guests))}" if guests else "")
     if not facts.gpus.present:
         return good(name, expected, f"inside the node: shared memory of the host, since there is no GPU{between}")
     barred = [card for card in facts.gpus.present if facts.gpus.ipc.get(card.uuid) or not card.sharable]
