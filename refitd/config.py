@@ -76,8 +76,9 @@ class DataConfig:
     """The data port. ``links = "network"`` treats each rank as a host of its own; ``bucket_bytes``: of one transfer.
 
     ``advertise``: the ``host:port`` that other nodes connect to, where it is not ``host`` and the port.
-    ``transport``: between hosts; ``auto`` is nccl where all ranks of a lane can use it, else tcp. ``path``: who moves a client's memory, a
-    ``child`` of the daemon or a thread of the client (``library``); ``child`` refuses clients that ask for a thread.
+    ``transport``: between hosts; ``auto`` is nccl where all ranks of a lane can use it, else tcp.
+    ``path``: who moves the memory of clients that leave it to the daemon, a ``child`` of it or a thread of the client
+    (``library``); ``child`` also refuses clients that ask for a thread.
     """
 
     host: str = "127.0.0.1"

@@ -33,6 +33,7 @@ links = "{links}"
 transport = "{transport}"
 verify = "{verify}"
 bucket_bytes = {bucket_bytes}
+path = "{path}"
 [timeouts]
 build = 60.0
 [log]
@@ -42,11 +43,15 @@ format = "json"
 
 
 class Settings(NamedTuple):
-    """What a contest may want other than usual. With ``traced`` the daemon writes down when each phase began."""
+    """What a contest may want other than usual. With ``traced`` the daemon writes down when each phase began.
+
+    ``path``: who moves the weights, see data.path.
+    """
 
     verify: str = "checksum"
     bucket_bytes: int = 4 << 20
     traced: bool = False
+    path: str = "auto"
 
 
 USUAL = Settings()
@@ -68,6 +73,7 @@ class Daemon:
                 verify=settings.verify,
                 level=level,
                 bucket_bytes=settings.bucket_bytes,
+                path=settings.path,
             )
         )
         command = [sys.executable, "-m", "refitd.cli", "run", "--config", str(config)]

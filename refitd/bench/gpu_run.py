@@ -68,6 +68,8 @@ STEPS = (
     Step("kill-peer", 60, _fault("kill", "1GiB", "peer")),
     Step("stop-peer", 60, _fault("stop", "1GiB", "peer")),
     Step("trainer-peer", 60, _fault("trainer", "1GiB", "peer")),
+    Step("library-peer", 90, ("tests/device/library.py", "1GiB", "peer", "child", "library")),
+    Step("library-nccl", 90, ("tests/device/library.py", "big", "nccl", "child", "library")),
     Step("refit-peer-48gb", 180, _bench(
         "refit", "--device", "cuda", "--transport", "peer", "--model", "48GB", "--repeats", "7")),
     Step("gpu-tests", 300, _tests("tests/mover/test_kernels.py", "tests/gpu")),

@@ -112,14 +112,17 @@ class Movers:
         await asyncio.sleep(self._delay(key))
         if key in self._dying:
             await self._dying[key].gone()
-        host = self._host(key)
+        rank, host = self._job.ranks.get(key), self._host(key)
+        if rank is None:
+            del self._starting[key]
+            return
         try:
             handle = await self._pool.spawn(key, self._on_message, self._on_exit, host)
         except TransportError as error:
             self._log.error("mover_not_started", key=key, error=str(error))
             self._deaths.setdefault(key, []).append(time.monotonic())
-            if host is not None and host is self._host(key):
-                self._job.ranks[key].session.close("its mover thread does not answer")
+            if host is not None:
+                rank.session.close("its mover thread does not answer")
             self._starting[key] = asyncio.create_task(self._start(key))
             return
         del self._starting[key]

@@ -55,7 +55,7 @@ class Executor:
         """
         if not self.end():
             raise DaemonUnavailable("the mover thread of the last connection has not ended")
-        path = told if self.asked == AUTO else self.asked
+        path = self.asked if self.asked != AUTO or told not in PATHS else told
         if path == CHILD or (path == AUTO and device is None):
             return path, None
         try:

@@ -30,7 +30,7 @@ def test_defaults() -> None:
     assert config.hook.uids == config.hook.gids == ()
     assert config.store == StoreConfig("memory://", "", "", "", "", "", "", 10.0, 3.0, 2.0)
     assert config.metrics.listen == "127.0.0.1:9464"
-    assert dataclasses.astuple(config.data) == ("127.0.0.1", 0, "", "", "auto", "auto", 4194304, "checksum")
+    assert dataclasses.astuple(config.data) == ("127.0.0.1", 0, "", "", "auto", "auto", "auto", 4194304, "checksum")
     assert dataclasses.astuple(config.timeouts) == (2.0, 1.0, 3.0, 3.0, 15.0, 2.0, 1.0)
     assert config.node.devices == ""
     assert dataclasses.astuple(config.job) == (0, 1, 0.5, 3.0, 6, 60.0, 30.0, 10.0, 3600.0)

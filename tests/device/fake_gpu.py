@@ -9,6 +9,7 @@ import ctypes
 import itertools
 import mmap
 import os
+import sys
 from pathlib import Path
 
 from refitd.errors import DeviceError
@@ -57,6 +58,8 @@ class FakeDriver:
     def __init__(self, device=0):
         if os.environ.get("REFITD_FAKE_GPU_FAILS"):
             raise DeviceError("cuInit", "CUDA_ERROR_NO_DEVICE")
+        if os.environ.get("REFITD_FAKE_GPU_EXCLUSIVE") and "refitd.mover.forkserver" in sys.orig_argv:
+            raise DeviceError("cuDevicePrimaryCtxRetain", "CUDA_ERROR_DEVICE_UNAVAILABLE")
         number = str(device).removeprefix(UUID).removeprefix("-") or "0"
         if not number.isdigit():
             raise DeviceError("cuDeviceGetUuid", f"no device {device}")

@@ -59,7 +59,7 @@ def same(sent, name):
 
 
 def test_clients_speak_the_golden_requests(gpu, daemon, mover):
-    """The device at register, the blocks at publish and receive; no descriptors, and nothing on the host."""
+    """The device and a thread at register, the blocks at publish and receive; nothing on the host."""
     daemon.replies["receive"] = lambda session, message, fds: (
         session.event("commit", ticket=TICKET),
         mover.reply(session, message, fds),

@@ -49,6 +49,16 @@ def test_a_fault_in_the_middle_of_a_refit_is_survived(tmp_path, fault, transport
     assert len(started) == 5, found
 
 
+def test_where_no_child_can_use_the_card_threads_of_the_clients_do(tmp_path):
+    """The first refit already commits, by the engines' threads; so do those with a trainer that was replaced."""
+    done = run(tmp_path, "library.py", "1GiB", "peer", "auto", REFITD_FAKE_GPU_EXCLUSIVE="1")
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout.splitlines()[-1])["auto"]
+    why = "a child cannot map its memory: DeviceError: cuDevicePrimaryCtxRetain: CUDA_ERROR_DEVICE_UNAVAILABLE"
+    assert found["before"]["engine/r0/0"] == found["after"]["engine/r0/1"] == ["library", why, 2]
+    assert [found["before"]["trainer/run/1"][0], found["after"]["trainer/run/1"][0]] == ["child", "child"]
+
+
 def test_without_a_device_movers_are_replaced_and_clients_live(tmp_path):
     """The typed error of the driver is in the daemon's log; the trainer's offer ends and the engine's receive fails."""
     done = run(tmp_path, "no_device.py")

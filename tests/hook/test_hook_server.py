@@ -24,9 +24,9 @@ Make = Callable[[], Raw]
 
 
 def test_hello_maps_the_page_and_stamps_it(daemon: FakeDaemon, raw: Make) -> None:
-    """hello is answered with protocol, server and node, and the control page's heartbeat runs from then on."""
+    """hello is answered with protocol, server, node and path, and the control page's heartbeat runs from then on."""
     client = raw()
-    assert client.hello() == {"id": 1, "ok": True, "proto": 1, "server": "refitd", "node": "n0"}
+    assert client.hello() == {"id": 1, "ok": True, "proto": 1, "server": "refitd", "node": "n0", "path": "auto"}
     first = client.page.heartbeat
     assert first > 0
     daemon.sessions["engine/r0/0"].page.dirty = 1

@@ -89,14 +89,17 @@ class Devices:
         MoverThread(run, f"warm {uuid}").start()
 
     def nccl(self, uuid: str | None, host: str) -> tuple[Device, Library]:
-        """This rank's device, and NCCL for it (``host``: see `Nccl`). Raises DeviceError, CommunicatorError."""
+        """This rank's device, and NCCL for it (``host``: see `Nccl`). Raises DeviceError, CommunicatorError.
+
+        A guest says nothing of hosts: NCCL would take it from the whole process, and for the client's own work too.
+        """
         if uuid is None:
             raise CommunicatorError("load NCCL", f"{self._key} has no device")
         device = self._device(uuid)
         device.activate()
         with self._lock:
             if self._library is None:
-                self._library = opening.open_library(host)
+                self._library = opening.open_library("" if self._guest else host)
             return device, self._library
 
     def _device_for(self, key: str, uuid: str) -> Device:
