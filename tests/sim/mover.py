@@ -32,7 +32,10 @@ class SimPool:
         self._lives: dict[str, int] = {}
         self.handles: dict[SimHandle, None] = {}
 
-    async def spawn(self, key: str, on_message: Callable[..., None], on_exit: Callable[..., None]) -> SimHandle:
+    async def spawn(
+        self, key: str, on_message: Callable[..., None], on_exit: Callable[..., None], host: None = None
+    ) -> SimHandle:
+        assert host is None, "clients of the simulation have no threads"
         world = self._machine.world
         await asyncio.sleep(world.rng.uniform(0.005, 0.05))
         if world.rng.random() < world.spawn_fails:
@@ -56,6 +59,8 @@ class SimPool:
 
 class SimHandle:
     """The daemon's end of one mover."""
+
+    in_client = stuck = False
 
     def __init__(
         self, machine: Machine, daemon: Process, key: str, life: int,
