@@ -11,6 +11,7 @@ import json
 import os
 import statistics
 import sys
+import time
 from functools import partial
 
 import torch
@@ -53,6 +54,7 @@ def replace_trainer(one, model):
     make = partial(clients.TrainerParty, model, 1, one._daemon.socket, "cuda")
     one._trainers[1] = Process("trainer1", make)
     ask_all([one._trainers[1]], "start")
+    time.sleep(1.0)  # its mover starts; it joins its run at the next publish
 
 
 def measure(model, transport, path):
