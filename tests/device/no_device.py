@@ -13,7 +13,7 @@ from refitd.hook.trainer import connect_trainer
 from refitd.layout import Layout
 from refitd.testing import LocalDaemon, wait_until
 
-with LocalDaemon(environ={"REFITD_FAKE_GPU_FAILS": "1"}) as daemon:
+with LocalDaemon(environ={"REFITD_FAKE_GPU_FAILS": "1"}, config={"data.path": "child"}) as daemon:
     weights = [{"w": fake_bench.device_empty((64, 64), torch.bfloat16)} for _ in range(2)]
     assert fake_gpu._mine
     layout = Layout.from_tensors(weights[0])
