@@ -93,11 +93,15 @@ class LocalDaemon:
         """Exit status of a daemon that has ended, None while it runs."""
         return self._child().poll()
 
-    def launch(self) -> None:
-        """Start the process and do not wait for it."""
+    def write_config(self) -> Path:
+        """The configuration file, as it is at this moment."""
         path = self.folder / "refitd.toml"
         path.write_text(_toml(self.config))
-        command = [sys.executable, "-m", "refitd.cli", "run", "--config", str(path)]
+        return path
+
+    def launch(self) -> None:
+        """Start the process and do not wait for it."""
+        command = [sys.executable, "-m", "refitd.cli", "run", "--config", str(self.write_config())]
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 command,
@@ -112,7 +116,7 @@ class LocalDaemon:
         """Start the process and wait until its socket answers. Raises DaemonUnavailable with the end of its log."""
         self.launch()
         deadline = time.monotonic() + START_SECONDS
-        while not self._answers():
+        while not self.answers():
             if self.returncode is not None or time.monotonic() > deadline:
                 raise DaemonUnavailable(f"the daemon did not start ({self.returncode}): {self.log[-_TAIL:]}")
             time.sleep(_PAUSE)
@@ -173,7 +177,8 @@ class LocalDaemon:
             raise DaemonUnavailable("the daemon was not started")
         return self._process
 
-    def _answers(self) -> bool:
+    def answers(self) -> bool:
+        """Whether its socket answers."""
         try:
             ask("status", self.socket, timeout=_ASK_SECONDS)
         except DaemonUnavailable:

@@ -76,7 +76,7 @@ def events(one, began, ended):
                 continue
             if began - 0.002 <= at <= ended + 0.002:
                 told = {name: said[name] for name in TOLD if said.get(name)}
-                found.append((round((at - began) * 1e3, 1), node, said.get("event"), told))
+                found.append((round((at - began) * 1e3, 1), said.get("node", node), said.get("event"), told))
     return sorted(found, key=lambda event: event[0])
 
 

@@ -12,10 +12,10 @@ HERE = Path(__file__).parent
 pytestmark = pytest.mark.slow
 
 
-def run(tmp_path, script, *arguments):
+def run(tmp_path, script, *arguments, **more):
     faults = tmp_path / "nccl"
     faults.mkdir()
-    environment = {**os.environ, "REFITD_FAKE_NCCL": str(faults), "REFITD_FAKE_GPU": str(tmp_path)}
+    environment = {**os.environ, **more, "REFITD_FAKE_NCCL": str(faults), "REFITD_FAKE_GPU": str(tmp_path)}
     environment["PYTHONPATH"] = f"{HERE}:{HERE.parents[1]}"
     command = [sys.executable, str(HERE / script), *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=110, check=False)
@@ -23,10 +23,10 @@ def run(tmp_path, script, *arguments):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def cards(tmp_path, number, transport, layout, width, rivals):
+def cards(tmp_path, number, transport, layout, width, rivals, **more):
     arguments = ["refit", "--device", "cuda", "--gpus", str(number), "--transport", transport, "--layout", layout]
     arguments += ["--size", "1MiB", "--width", width, "--rivals", rivals, "--repeats", "2", "--json"]
-    return run(tmp_path, "fake_bench.py", *arguments)
+    return run(tmp_path, "fake_bench.py", *arguments, **more)
 
 
 def test_both_cards_on_both_sides_beside_every_rival(tmp_path):
@@ -43,8 +43,8 @@ def test_both_cards_on_both_sides_beside_every_rival(tmp_path):
 
 
 def test_each_byte_enters_a_node_once(tmp_path):
-    """Two nodes under a daemon each: one replica gets all from the trainers by NCCL, the other from its neighbour."""
-    found = cards(tmp_path, 4, "nccl", "tp2_to_2xtp1", "512", "none")
+    """Of two nodes: one replica gets all from the trainers by NCCL, the other from its neighbour; here without etcd."""
+    found = cards(tmp_path, 4, "nccl", "tp2_to_2xtp1", "512", "none", REFITD_NO_ETCD="1")
     assert (found["ok"], found["failed"]) == (True, {})
     cell = "tp2_to_2xtp1_nccl_1MiB_512"
     assert found["facts"][cell]["transports"] == ["nccl: NCCL 2.30.7 on all 3 ranks"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -13,14 +15,14 @@ from typing import Any, NamedTuple
 from refitd.bench.cards.clients import JOB, Engine, Trainer
 from refitd.bench.cards.layouts import ENGINE, Model, Scene
 from refitd.bench.party import BenchFailed, Process, ask_all
-from refitd.errors import DaemonUnavailable, RefitdError
-from refitd.store.spawn import spawn_etcd
-from refitd.testing import LocalDaemon
+from refitd.errors import ConfigError, RefitdError
+from refitd.testing import LocalDaemon, wait_until
 
 BUCKET_BYTES = 256 << 20
 LANE_SECONDS = 60.0
 PEER, NCCL, TCP = "peer", "nccl", "tcp"
 _AT_REST = ("idle", "committed")
+_NO_ETCD = "etcd://127.0.0.1:1"  # a store that is shared, as the nodes are to know; nobody calls it
 Edges = dict[tuple[str, str, str], int]
 
 
@@ -148,11 +150,7 @@ def refit(scene: Scene, model: Model, transport: str, settings: Settings | None 
 
 def _daemons(stack: contextlib.ExitStack, scene: Scene, transport: str, settings: Settings) -> list[LocalDaemon]:
     split = transport != PEER and scene.nodes > 1
-    url = "memory://"
-    if split:
-        etcd = spawn_etcd()
-        stack.callback(etcd.stop)
-        url = etcd.url
+    url = _etcd(stack) if split else "memory://"
     config = {
         "data.verify": settings.verify, "data.bucket_bytes": settings.bucket_bytes, "log.level": "debug",
         "data.transport": TCP if transport == PEER else transport, "timeouts.build": 60.0,
@@ -160,25 +158,56 @@ def _daemons(stack: contextlib.ExitStack, scene: Scene, transport: str, settings
     }  # fmt: skip
     links = "network" if transport != PEER and not split else "auto"
     daemons = [
-        LocalDaemon(url, links, f"n{node}", config, own_session=False) for node in range(scene.nodes if split else 1)
+        LocalDaemon(url or _NO_ETCD, links, f"n{node}", config, own_session=False)
+        for node in range(scene.nodes if split else 1)
     ]
     for daemon in daemons:
         stack.callback(daemon.stop)
-        daemon.launch()
+    if split and not url:
+        _together(stack, daemons)
+    else:
+        for daemon in daemons:
+            daemon.launch()
     for daemon in daemons:
         _wait_answer(daemon)
     return daemons
 
 
+def _etcd(stack: contextlib.ExitStack) -> str:
+    """The URL of an etcd of our own; empty where none can be had."""
+    try:
+        from refitd.store.spawn import spawn_etcd
+
+        etcd = spawn_etcd()
+    except (ImportError, ConfigError) as error:
+        print(f"no etcd, so the nodes share a process: {error}", file=sys.stderr, flush=True)
+        return ""
+    stack.callback(etcd.stop)
+    return etcd.url
+
+
+def _together(stack: contextlib.ExitStack, daemons: list[LocalDaemon]) -> None:
+    """All in one process, whose log is the first one's."""
+    command = [sys.executable, "-m", "refitd.bench.cards.nodes", *(str(daemon.write_config()) for daemon in daemons)]
+    with (daemons[0].folder / "log").open("wb") as log:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    stack.callback(_end, process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
 def _wait_answer(daemon: LocalDaemon) -> None:
-    deadline = time.monotonic() + LANE_SECONDS
-    while True:
-        with contextlib.suppress(DaemonUnavailable):
-            daemon.status()
-            return
-        if daemon.returncode is not None or time.monotonic() > deadline:
-            raise BenchFailed(f"a daemon did not start ({daemon.returncode}): {daemon.log[-2000:]}")
-        time.sleep(0.05)
+    try:
+        wait_until(daemon.answers, "a daemon", LANE_SECONDS)
+    except TimeoutError as error:
+        raise BenchFailed(f"a daemon did not start: {daemon.log[-2000:]}") from error
 
 
 def _makers(
