@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
 import socket
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from refitd.bench.daemon import USUAL, Daemon, Settings
 from refitd.bench.models import ENGINES, TRAINERS, Model
 from refitd.bench.party import BenchFailed, Party, Process, ask_all
 from refitd.bench.rivals import GatherBroadcast, SendRecv
+from refitd.stamps import Stamp, collecting, read
 
 
 class Contest:
@@ -22,6 +22,7 @@ class Contest:
 
     def __init__(self, name: str, trainers: list[Process], engines: list[Process], daemon: Daemon | None) -> None:
         self.name, self._trainers, self._engines, self._daemon = name, trainers, engines, daemon
+        self.folder: Path | None = None  # where all processes keep their stamps, if they do
         self.times = 0.0, 0.0  # of the last round: the first trainer's beginning, the last engine's end
 
     def round(self, step: int) -> float:
@@ -40,6 +41,10 @@ class Contest:
     def lines(self) -> list[str]:
         """What the daemon said so far."""
         return self._daemon.lines() if self._daemon is not None else []
+
+    def stamps(self) -> list[Stamp]:
+        """What all processes have noted so far, by time; nothing where nobody asked for it."""
+        return read(self.folder) if self.folder is not None else []
 
     def peaks(self) -> dict[str, int]:
         """Most resident memory of each process so far, bytes."""
@@ -64,7 +69,14 @@ def refit(
     settings: Settings = USUAL,
 ) -> Iterator[Contest]:
     """refitd with ``transport`` peer, tcp or nccl, weights on ``device``."""
-    folder = Path(tempfile.mkdtemp(prefix="refitd-bench-"))
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="refitd-bench-")))
+        if settings.stamped:
+            stack.enter_context(collecting(folder))
+        yield from _refit(model, transport, device, settings, folder)
+
+
+def _refit(model: Model, transport: str, device: str, settings: Settings, folder: Path) -> Iterator[Contest]:
     processes: list[Process] = []
     daemon = Daemon(folder, transport, settings)
     try:
@@ -74,6 +86,7 @@ def refit(
             trainers = [partial(TrainerParty, model, rank, daemon.socket, device) for rank in range(TRAINERS)]
             engines = [partial(EngineParty, model, rank, daemon.socket, mates[rank], device) for rank in range(ENGINES)]
             contest = _start(transport, trainers, engines, daemon, processes)
+        contest.folder = folder if settings.stamped else None
         daemon.wait_lane()
         yield contest
         contest.close()
@@ -83,7 +96,6 @@ def refit(
         for process in processes:
             process.end()
         daemon.end()
-        shutil.rmtree(folder)
 
 
 @contextmanager

@@ -43,15 +43,16 @@ format = "json"
 
 
 class Settings(NamedTuple):
-    """What a contest may want other than usual. With ``traced`` the daemon writes down when each phase began.
+    """What a contest may want other than usual. With ``traced`` the daemon writes everything down.
 
-    ``path``: who moves the weights, see data.path.
+    ``path``: who moves the weights, see data.path. With ``stamped`` all processes keep `refitd.stamps`.
     """
 
     verify: str = "checksum"
     bucket_bytes: int = 4 << 20
     traced: bool = False
     path: str = "auto"
+    stamped: bool = False
 
 
 USUAL = Settings()

@@ -18,10 +18,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from refitd.bench import contest, models
+from refitd.bench import contest, models, moments
 from refitd.bench.daemon import Settings
 from refitd.bench.party import BenchFailed, Process
 from refitd.bench.rows import Row, percentile
+from refitd.stamps import Stamp
 
 WARM_UPS = 3
 BUCKET_BYTES = 256 << 20
@@ -32,11 +33,13 @@ PHASES = ("publish", "prepare", "transfer", "commit")
 
 
 class Round(NamedTuple):
-    """Seconds of one refit: in all, by `PHASES`, and from the first mover's start to the last checksum in hand."""
+    """Seconds of one refit: in all, by `PHASES`, from the first mover's start to the last checksum in hand, and by
+    `refitd.bench.moments.STEPS`."""
 
     total: float
     phases: tuple[float, ...]
     moved: float
+    steps: tuple[float, ...] = ()
 
 
 def measure(names: Sequence[str], repeats: int, transport: str = "peer") -> list[Row]:
@@ -46,7 +49,7 @@ def measure(names: Sequence[str], repeats: int, transport: str = "peer") -> list
     for name in names:
         model = models.model(name)
         for verify in ("checksum", "reread"):
-            settings = Settings(verify, BUCKET_BYTES if transport == "peer" else NCCL_BUCKET_BYTES, traced=True)
+            settings = Settings(verify, BUCKET_BYTES if transport == "peer" else NCCL_BUCKET_BYTES, stamped=True)
             rounds, peaks = _rounds(model, transport, settings, repeats)
             label = "_".join(["cuda", name, *([] if transport == "peer" else [transport])])
             label += "" if verify == "checksum" else f"_{verify}"
@@ -70,8 +73,24 @@ def _rounds(
         for step in range(WARM_UPS + repeats):
             one.round(step)
             spans.append(one.times)
-        marks = [found for found in map(mark, one.lines()) if found is not None]
-        return [round_of(span, marks) for span in spans[WARM_UPS:]], one.peaks()
+        found = one.stamps()
+        return [_stamped(span, found) for span in spans[WARM_UPS:]], one.peaks()
+
+
+def _stamped(span: tuple[float, float], found: Sequence[Stamp]) -> Round:
+    """Raises BenchFailed where the stamps do not show every phase."""
+    began, ended = span
+    inside = [stamp for stamp in found if began <= stamp.at <= ended]
+    starts = [[stamp.at for stamp in inside if (stamp.name, stamp.key) == ("stage", name)] for name in PHASES[1:]]
+    moves = {
+        name: [stamp.at for stamp in inside if stamp.name == name and stamp.key.startswith("engine")]
+        for name in ("opened", "counted")
+    }
+    if not all(starts) or min(map(len, moves.values())) < models.ENGINES:
+        raise BenchFailed(f"the stamps do not show every phase: {[stamp[1:] for stamp in inside]}")
+    edges = [began, *(times[0] for times in starts), ended]
+    phases = tuple(after - before for before, after in pairwise(edges))
+    return Round(ended - began, phases, max(moves["counted"]) - min(moves["opened"]), moments.steps(span, inside))
 
 
 class Mark(NamedTuple):
@@ -122,6 +141,9 @@ def _rows(label: str, name: str, nbytes: int, rounds: Sequence[Round], copied: f
         seconds = statistics.median(one.phases[i] for one in rounds)
         rows.append(Row(f"{label}_{phase}", seconds * 1e3, "ms"))
         rows.append(Row(f"{label}_{phase}_share", 100 * seconds / total, "%"))
+    for i, step in enumerate(moments.STEPS):
+        seconds = statistics.median(one.steps[i] for one in rounds)
+        rows.append(Row(f"{label}_step{i:02}_{step.label}", seconds * 1e3, "ms"))
     return rows
 
 

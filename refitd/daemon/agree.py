@@ -22,6 +22,7 @@ from refitd.daemon.paths import Paths
 from refitd.epoch.view import View
 from refitd.errors import LeaseLost, RefitdError, StoreTimeout, StoreUnavailable
 from refitd.failpoints import effect
+from refitd.stamps import stamp
 from refitd.store import Compare, DeleteOp, Lease, ModRevision, Op, PutOp, Store, TxnResult
 from refitd.store.keeper import Hold, LeaseKeeper
 
@@ -129,6 +130,7 @@ class Agreement:
             self._lose("it had expired before a write")
             return False
         effect(f"written {record}")
+        stamp(f"written.{record}", key)
         return await self._written(key, data, result)
 
     async def _written(self, key: str, data: bytes | None, result: TxnResult) -> bool:

@@ -15,6 +15,7 @@ from refitd.epoch.release import published
 from refitd.errors import TransportError
 from refitd.hook.memfd import create_document
 from refitd.plan import Bucket, Held, Plan, Program
+from refitd.stamps import stamp
 from refitd.telemetry.history import Refit
 
 if TYPE_CHECKING:
@@ -45,8 +46,9 @@ class Attempt:
         plan = _remainder(driver, built.plan, held) if held else built.plan
         driver.context.metrics.attempt("remainder" if held else "whole")
         attempt = cls(driver, lane, built, plan, publication)
-        for key in sorted(built.handles, key=attempt.members.__contains__):  # sources first: they have work at once
-            attempt._run(key, resend=bool(held))
+        orders = [attempt._order(key) for key in attempt._movers()]
+        for key, message in orders:  # one right after the other: the slowest mover begins as early as the first
+            attempt._run(key, message, resend=bool(held))
         attempt._spread_known()
         return attempt
 
@@ -61,11 +63,11 @@ class Attempt:
         self.count(key, message)
         if kind == "progress":
             self._verified[key] = list(message.get("verified") or self._verified.get(key, []))
-        elif kind == "landed" and key in self.members:
-            self._driver.context.spread(key, self.publication, whole=False)
         elif kind == "done":
             self._verified[key] = list(message.get("verified") or [])
             self._unfinished.discard(key)
+        if kind in ("landed", "done") and key in self.members:  # who is done may not have said before that it landed
+            self._driver.context.spread(key, self.publication, whole=False)
 
     def last_verified(self, key: str) -> list[int]:
         """Buckets that a mover had verified when it was last heard of."""
@@ -105,6 +107,11 @@ class Attempt:
             for key in self.members:
                 self._ready(key, source)
 
+    def _movers(self) -> list[str]:
+        """Whom to set to it: sources first, which have work at once; those that send nothing need not hear of it."""
+        working = [key for key, program in self._programs.items() if key in self.members or program.sends()]
+        return sorted(working, key=self.members.__contains__)
+
     def _spread_known(self) -> None:
         for source, rank in self._driver.context.ranks.items():
             if not rank.trains and rank.holds(self.publication):
@@ -124,9 +131,10 @@ class Attempt:
         """A mate need not be whole: what the plan lets the others read of it has landed."""
         return rank.own_word if mate else rank.loan_word(self.publication)
 
-    def _run(self, key: str, resend: bool) -> None:
+    def _order(self, key: str) -> tuple[str, dict[str, Any]]:
+        """What a mover is told to run, once all that it reads and writes is mounted."""
         ranks, program = self._driver.context.ranks, self._programs[key]
-        own, handle = ranks.get(key), self._built.handles[key]
+        own = ranks.get(key)
         if own is None:
             raise TransportError((key, key), "the rank went while its attempt was planned")
         if program.sends() or not own.trains:
@@ -145,10 +153,15 @@ class Attempt:
         }  # fmt: skip
         if config.data.verify == "reread":
             message["verify"] = "reread"
+        return key, message
+
+    def _run(self, key: str, message: dict[str, Any], resend: bool) -> None:
+        handle = self._built.handles[key]
+        stamp("run.sent", key)
         if not resend:
             handle.send(message)
             return
-        fd = create_document("refitd-program", program.to_bytes())
+        fd = create_document("refitd-program", self._programs[key].to_bytes())
         try:
             handle.send(message, [fd])
         finally:

@@ -28,6 +28,7 @@ from refitd.failpoints import PHASES, failpoint
 from refitd.hook.messages import Ticket
 from refitd.mover.handle import MoverHandle
 from refitd.plan import Held
+from refitd.stamps import stamp
 from refitd.store import Compare, ModRevision
 from refitd.telemetry.history import Refit
 
@@ -165,6 +166,7 @@ class LaneDriver:
 
     def _enter(self, now: Stage) -> None:
         if now[:2] != self._stage[:2]:
+            stamp("stage", now.name)
             self._log.debug("stage", stage=now.name, publication=now.publication, reason=now.reason)
             declared = self._stage.name == "transfer" and self.attempt and self.attempt.declared
             self._time_phase("verify" if declared else self._stage.name, outcome_of(self._stage, now))
@@ -207,6 +209,7 @@ class LaneDriver:
                     rank.page.set_shadow_publication(*publication)
                 self.context.spread(rank.key, publication, whole=True)
             attempt.declared = True
+            stamp("verified", self.replica)
             self.context.metrics.achieved(self.stage_seconds, attempt.received())
             self._time_phase("transfer", "ok")  # what is left of the stage is waiting until the others have verified
 
@@ -280,6 +283,7 @@ class LaneDriver:
         rank.told, rank.told_at = (ticket.kind, publication, self.token), time.monotonic()
         rank.step = ticket.step
         rank.since = rank.since or publication
+        stamp(f"told.{ticket.kind}", rank.key)
         if ticket.kind == "commit":
             body = Ticket(**{**ticket.to_json(), "kind": "receive"})
             rank.session.event("commit", ticket=body.to_json())
@@ -331,6 +335,7 @@ class LaneDriver:
             self._mover_failed(key, message)
         elif self.attempt:
             self.attempt.on_message(key, message)
+            stamp(f"heard.{kind}", key)
             if kind == "done":
                 self._log.debug("moved", rank=key, span=message.get("span"))
         self.poke()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +13,14 @@ from refitd.epoch.codec import encode
 from refitd.epoch.records import Offer, Offers, PubId, ReportRecord
 from refitd.epoch.release import RELEASED, joined, loan
 from refitd.epoch.reports import assess
+from refitd.stamps import stamp
 from refitd.store import ModRevision
 
 if TYPE_CHECKING:
     from refitd.daemon.job import Job
 
 KEEP_ASKED = 8
+GATHER_SECONDS = 0.005  # for which the first offer of a step waits for those of the other ranks here: one write for all
 
 
 class Loans:
@@ -32,13 +35,22 @@ class Loans:
 
     def open(self, rank: LocalRank, seq: int, step: int, word: int) -> None:
         """A trainer published: its memory is lent under loan word ``word``."""
+        stamp("daemon.offer", rank.key)
         session = rank.session
         offer = Offer(rank.key, session.incarnation, session.group, seq, step)
         rank.offer = LocalOffer(offer, word, time.monotonic())
         rank.asked[seq] = offer
         for old in sorted(rank.asked)[:-KEEP_ASKED]:
             self._forget(rank.asked.pop(old))
-        self._job.poke()
+        if self._all_offer(rank.session.group, step):
+            self._job.poke()
+        else:
+            asyncio.get_running_loop().call_later(GATHER_SECONDS, self._job.poke)
+
+    def _all_offer(self, run: str, step: int) -> bool:
+        """Whether every rank of a run that is registered here has an open offer of the step."""
+        ranks = [rank for rank in self._job.ranks.values() if rank.trains and rank.session.group == run]
+        return all(rank.offer is not None and rank.offer.offer.step == step for rank in ranks)
 
     def _forget(self, offer: Offer) -> None:
         self._publications.pop(offer, None)

@@ -8,6 +8,7 @@ from refitd.daemon.rank import NO_PUBLICATION, LocalRank
 from refitd.epoch.records import Lane, PubId
 from refitd.epoch.release import published
 from refitd.plan import Held
+from refitd.stamps import stamp
 
 if TYPE_CHECKING:
     from refitd.daemon.lane import LaneDriver
@@ -46,6 +47,7 @@ class Preparer:
         if all(ready) and len(mine) == len(driver.my_slots()):
             driver.pass_point("prepare", publication)
             self.prepared = publication
+            stamp("prepared", driver.replica)
 
     def _source_ready(self, rank: LocalRank, publication: PubId) -> bool:
         if not rank.trains:

@@ -22,6 +22,7 @@ from refitd.hook.server import Answer, Fds, Session
 from refitd.hook.wire import Message
 from refitd.layout import Layout
 from refitd.mover.thread_handle import ClientHost
+from refitd.stamps import stamp
 
 if TYPE_CHECKING:
     from refitd.daemon.app import Daemon
@@ -165,6 +166,7 @@ class Requests:
         await self._await_mover(rank)
         rank.set_memory(lent_memory(rank.layout, rank.layout.kept, message, fds))
         rank.receiving, rank.lent_word, rank.told = ticket, message["word"], None
+        stamp("lent", rank.key)
         rank.fill(None)
         job.poke_lane(session.group)
         return {}, _pidfd(rank)
@@ -188,6 +190,7 @@ class Requests:
     async def _committed(self, session: Session, message: Message, fds: Fds) -> Answer:
         """A client took the ticket; for the lead this was the point of no return."""
         del fds
+        stamp("taken", session.key)
         job, rank = self._rank(session, ENGINE)
         ticket = self._check_ticket(session, message["ticket"])
         rank.step = ticket.step

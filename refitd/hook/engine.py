@@ -24,6 +24,7 @@ from refitd.hook.page import Taken
 from refitd.hook.registration import Geometry, keep_of, moved, require_layout
 from refitd.hook.shadow import shadow_offsets
 from refitd.hook.wire import Message
+from refitd.stamps import stamp
 
 RECEIVE_SECONDS = 120.0
 _FIRST_SECONDS = 5.0
@@ -123,6 +124,7 @@ class Engine:
 
     def _hear_one(self, event: Message) -> None:
         if event["event"] == "ticket":
+            stamp("ticket.heard", self.client.identity.key)
             self._offered = None if event["ticket"] is None else Ticket.from_json(event["ticket"])
         elif event["event"] == "commit":
             self._repeat(Ticket.from_json(event["ticket"]))
@@ -141,6 +143,7 @@ class Engine:
         Raises InputError or Refused before anything is lent; ReceiveFailed when it ends without a commit, and then
         the rank stays dirty and can receive again.
         """
+        stamp("receive", self.client.identity.key)
         self._check(ticket, "receive", IN_PLACE)
         blocks = blocks_of(tensors, moved(self._layout, self._keep))
         self._hear()
@@ -151,6 +154,7 @@ class Engine:
         loan.land()
         self._switch(done)
         self._tell_done(done)
+        stamp("receive.ended", self.client.identity.key)
         return done
 
     def apply(self, ticket: Ticket, tensors: Mapping[str, Any]) -> None:

@@ -15,6 +15,7 @@ from refitd.hook.client import Client
 from refitd.hook.memory import Staging
 from refitd.hook.messages import Ticket
 from refitd.hook.wire import Message
+from refitd.stamps import stamp
 
 _CALL_SECONDS = 10.0
 _RETRY_SECONDS = 0.1
@@ -37,6 +38,7 @@ class Loan:
         """``others`` is given the events that are not about this loan."""
         self._client, self._ticket, self._deadline, self._others = client, ticket, deadline, others
         self._staging, self._export = staging, staging.export(blocks)
+        stamp("receive.synced", client.identity.key)
         self._mover: int | None = None
         self._patient_until = 0.0
         self._lent = False
@@ -100,6 +102,7 @@ class Loan:
         loan = {"ticket": self._ticket.to_json(), "word": word, **self._export.fields()}
         try:
             number = self._client.start("receive", fds, **loan)
+            stamp("receive.sent", self._client.identity.key)
             answer = self._client.finish(number, self._call_deadline())
         except (StoreUnavailable, StoreTimeout):
             return None
@@ -128,6 +131,7 @@ class Loan:
         """React to one event; the ticket of a commit."""
         name = event["event"]
         if name == "commit":
+            stamp("commit.heard", self._client.identity.key)
             return self._commit(Ticket.from_json(event["ticket"]))
         if name == "failed":
             raise ReceiveFailed(event["reason"])

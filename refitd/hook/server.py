@@ -243,6 +243,8 @@ class _Client:
             message, fds = await self._queue.get()
             with contextlib.closing(fds):
                 await self._request(message, fds)
+            if not self._queue.empty():
+                await asyncio.sleep(0)  # what the last request has set off goes before the next one
 
     def _hello(self, message: Message, fds: Fds) -> bool:
         request_id = _id_of(message)

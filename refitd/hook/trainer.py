@@ -22,6 +22,7 @@ from refitd.hook.memory import Export, Staging
 from refitd.hook.messages import SKIPPED, TRAINER
 from refitd.hook.offer import Offer
 from refitd.hook.registration import Geometry, keep_of, moved, require_layout
+from refitd.stamps import stamp
 
 PLAN_SECONDS = 2.0
 _FIRST_SECONDS = 5.0
@@ -58,6 +59,7 @@ class Trainer:
         others are copied here. The daemon's part takes 0.2 s at most (5 s the first time). Raises InputError for
         tensors that are not the layout's.
         """
+        stamp("publish", self.client.identity.key)
         self.client.own()
         blocks = blocks_of(tensors, moved(self._layout, require_layout(self._layout).keep))
         seconds = CALL_SECONDS if self._seq else _FIRST_SECONDS
@@ -66,7 +68,9 @@ class Trainer:
         if not self._reach_daemon(started + seconds):
             return self._skipped(step, self.client.failure)
         seconds -= time.monotonic() - started
-        return self._offer(step, self._export(blocks), seconds)
+        export = self._export(blocks)
+        stamp("publish.synced", self.client.identity.key)
+        return self._offer(step, export, seconds)
 
     def _take_memory_back(self) -> None:
         """End the loan of the last offer, staged or live, before anything of it is overwritten."""
@@ -111,6 +115,7 @@ class Trainer:
             )  # fmt: skip
         finally:
             export.close()
+            stamp("publish.sent", self.client.identity.key)
 
     def _skipped(self, step: int, reason: str) -> Offer:
         offer = Offer(self, self._seq, step, live=False)

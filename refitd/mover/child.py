@@ -20,6 +20,7 @@ from refitd.mover.limit import NO_LIMIT, Limit
 from refitd.mover.memory import Memory, mount, raise_descriptor_limit
 from refitd.mover.transport.peer import Warm
 from refitd.plan.program import SENT, Program
+from refitd.stamps import stamp
 
 if TYPE_CHECKING:
     from refitd.mover.cuda.mounts import Devices
@@ -166,6 +167,7 @@ class Mover:
             self._early.setdefault((name, token), []).append((message["src"], sock))
 
     def _run(self, message: Message, fds: list[int]) -> None:
+        stamp("run.heard", self.key)
         lane = self._current(message)
         if lane is not None:
             lane.run(parse_run(message), self._program(lane.facts.rank, fds) if fds else None)

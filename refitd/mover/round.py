@@ -22,6 +22,7 @@ from refitd.mover.memory import Memory
 from refitd.plan import execute
 from refitd.plan.execute import Bytes
 from refitd.plan.program import NETWORK, Bucket, Program
+from refitd.stamps import stamp
 
 Edge = tuple[str, str]
 WITHDRAWN = "loan withdrawn"
@@ -79,7 +80,8 @@ class Round:
         self.ready: dict[str, int] = {}
         self.failures: dict[Edge, str] = {}
         self.traffic = Traffic()
-        self.span = [0.0, 0.0]  # monotonic seconds: opened, and the last bucket counted
+        self.opened = False  # whether the workers may have begun
+        self.span = [0.0, 0.0]  # monotonic seconds: opened, and all counted
         self.sums: dict[int, int] = {}  # by bucket: what kernels summed while they moved it
         self.stopped = False
         self.plan_tag = plan_tag(program.plan_digest)
@@ -94,14 +96,11 @@ class Round:
 
     # -- going on and stopping
 
-    @property
-    def opened(self) -> bool:
-        """Whether the workers may have begun."""
-        return self.span[0] > 0
-
     def open(self) -> None:
         """Let the workers begin. Failpoints that come before the first bucket are reached here, and may take long."""
+        self.opened = True
         self.span[0] = time.monotonic()
+        stamp("opened", self.rank)
         if self.incoming and failpoint("skip-trailer", role="mover", key=self.rank):
             self._skipped = max(self.incoming.values(), key=lambda bucket: bucket.nbytes).id
         if len(self.incoming or self.outgoing) == 1:
@@ -173,6 +172,7 @@ class Round:
             self._stage0_left -= sum(bucket.stage == 0 for bucket in buckets[1:])
             self.verified.update(bucket.id for bucket in buckets)
             self.span[1] = time.monotonic()
+            stamp("counted", self.rank)
             self.cond.notify_all()
 
     def mark_sent(self, bucket: Bucket) -> None:
@@ -181,12 +181,13 @@ class Round:
     def _mark(self, done: set[int], bucket: Bucket, total: int) -> None:
         with self.cond:
             done.add(bucket.id)
-            self.span[1] = time.monotonic()
             due = self._failpoint_due and len(done) < total
             self._failpoint_due = self._failpoint_due and not due
             self._held = self._held or due
             landed = done is self.verified and self._stage0_left == 0
             if landed or self.finished():  # news for the supervisor; every other bucket may pass unheard
+                self.span[1] = time.monotonic()
+                stamp("counted", self.rank)
                 self.cond.notify_all()
         if due:
             failpoint("transfer", role="mover", key=self.rank)

@@ -1,4 +1,7 @@
-"""Tells the daemon about one round: failures at once, landed and done when they come, progress now and then."""
+"""Tells the daemon about one round: failures at once, landed and done when they come, progress now and then.
+
+Who is done has landed, and says so only once.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from refitd.mover.round import Edge, Round
+from refitd.stamps import stamp
 
 PROGRESS_SECONDS = 0.25
 
@@ -34,12 +38,13 @@ class RoundWatch:
         if self.done or self.round.stopped:
             return
         self._report_failures()
-        if self.round.landed() and not self._landed:
-            self._landed = True
-            self._send("landed", attempt=self.round.options.attempt)
         if self.round.finished():
             self.done = True
+            stamp("done.told", self.round.rank)
             self._send("done", **state_of(self.round), span=self.round.span)
+        elif self.round.landed() and not self._landed:
+            self._landed = True
+            self._send("landed", attempt=self.round.options.attempt)
         elif time.monotonic() - self._progress_at >= PROGRESS_SECONDS:
             self._report_progress()
 

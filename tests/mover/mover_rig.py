@@ -136,6 +136,13 @@ class Party:
                 return message
             assert message["kind"] != "failed", message
 
+    def wait_landed(self, timeout: float = PATIENCE) -> None:
+        """Return when stage 0 has landed: who is done at once says only that, and it can still be waited for."""
+        while (message := self.messages.get(timeout=timeout))["kind"] not in ("landed", "done"):
+            assert message["kind"] != "failed", message
+        if message["kind"] == "done":
+            self.messages.put(message)
+
     def wait_for_failure(self, timeout: float = PATIENCE) -> dict[str, Any]:
         """The next ``failed``; everything before it is dropped."""
         while (message := self.messages.get(timeout=timeout))["kind"] != "failed":

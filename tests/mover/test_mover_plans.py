@@ -57,7 +57,7 @@ def test_lanes_deliver_what_the_reference_delivers(rig, source_node, verify):
     lane.built()
     lane.run(verify=verify)
     for key, mate in (ENGINES, ENGINES[::-1]):
-        lane.parties[mate].wait_for("landed")
+        lane.parties[mate].wait_landed()
         lane.parties[key].lane.ready(1, mate, lane.lent[mate].page.loan_word)
     received = [lane.parties[key].wait_for("done")["rx"] for key in ENGINES]
     totals = lane.sketch.plan.totals

@@ -20,14 +20,14 @@ def _same(rig_, key):
 @pytest.mark.parametrize("verify", ["trailer", "reread"])
 @pytest.mark.parametrize("links", ["network", "peer"])
 def test_a_round_delivers_every_byte_and_counts_payload(rig, links, verify):
-    """A round ends with landed and done, the destination is bit-exact, and traffic counts payload only."""
+    """A round ends with done; the destination is bit-exact, and traffic counts payload only."""
     cut = rig(column_cut(64, 32, links=links))
     cut.build()
     cut.built()
     cut.run(verify=verify)
     engine = cut.parties[ENGINE]
-    assert engine.wait_for("landed")["attempt"] == 1
     done = engine.wait_for("done")
+    assert done["attempt"] == 1
     assert done["verified"] == list(range(8))
     assert done["rx"] == {links: 64 * 16 * 2}
     sent = [cut.parties[key].wait_for("done")["tx"] for key in TRAINERS]
@@ -88,7 +88,7 @@ def test_stage_1_waits_for_ready_and_reads_the_neighbour(rig):
     spread.built()
     spread.run()
     for key, mate in (ENGINES, ENGINES[::-1]):
-        spread.parties[mate].wait_for("landed")
+        spread.parties[mate].wait_landed()
         spread.parties[key].lane.ready(1, mate, spread.lent[mate].page.loan_word)
     for key in ENGINES:
         assert spread.parties[key].wait_for("done")["rx"] == {"network": 16, "peer": 16}

@@ -18,6 +18,7 @@ from refitd.mover.kernels import Launch, reread, through
 from refitd.mover.memory import Memory
 from refitd.mover.round import WITHDRAWN, Round
 from refitd.plan.program import Bucket, Program
+from refitd.stamps import stamp
 
 LAUNCH_BYTES = 64 << 30  # some 40 ms of work on an H200: how long a revoke may have to wait
 KEPT_LAUNCHES = 256
@@ -52,6 +53,7 @@ class Puller:
         What fails does so by edge, in the round; the others go on. Raises Stopped; DeviceError, after which nothing is
         to be expected of this process's device.
         """
+        stamp("pull", round_.rank)
         for group in self._groups(round_.program, buckets):
             with round_.touching():
                 self._move(round_, group, words)
@@ -92,12 +94,15 @@ class Puller:
             for bucket in buckets:
                 round_.fail((bucket.src, bucket.dst), str(error))
             return
+        stamp("launch", round_.rank)
         with device_errors("move buckets"):
             move.run()
             if sum_again is not None:
                 sum_again.run()
+            stamp("launched", round_.rank)
             sums = move.checksums()
             found = sums if sum_again is None else sum_again.checksums()
+        stamp("summed", round_.rank)
         round_.sums.update(sums)
         for bucket in buckets if found != sums else ():
             if sums[bucket.id] != found[bucket.id]:
