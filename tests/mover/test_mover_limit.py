@@ -15,6 +15,9 @@ from refitd.errors import ProtocolError
 from refitd.hook.memfd import create_memory
 from refitd.mover.limit import BURST_NS, CHUNK_LEAST, KNOWN, PAGE_BYTES, RATE, TAKEN, Bucket, Limit
 
+# Children of a fork here do arithmetic and end.
+pytestmark = pytest.mark.filterwarnings("ignore:This process.*multi-threaded:DeprecationWarning")
+
 SECOND = 1_000_000_000
 
 

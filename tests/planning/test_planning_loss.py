@@ -21,6 +21,12 @@ def whole() -> tuple[Sides, SidePlan]:
     return sides, plan_sides(*sides, topology)
 
 
+@cache
+def alone(first: int) -> int:
+    """Bytes that the node whose ranks begin at ``first`` alone holds."""
+    return sole_bytes(whole()[0][0], set(range(first, first + NODE)), itemsize=2)
+
+
 def orders(lost: frozenset[str]) -> Counter[tuple[int, int, int]]:
     """(grains, bytes of a grain, domains that get it) of all runs that only ``lost`` hold; how many there are of each.
 
@@ -59,7 +65,7 @@ def test_only_what_no_live_rank_holds_is_gone(at: float) -> None:
         lost = source.ranks[first : first + NODE]
         runs = orders(frozenset(lost))
         held = sum(grains * size * times for (grains, size, _), times in runs.items())
-        assert held == sole_bytes(source, set(range(first, first + NODE)), itemsize=2)
+        assert held == alone(first)
         gone = sum(absent(grains, domains, at) * size * times for (grains, size, domains), times in runs.items())
         assert lose(plan, lost, at).totals["unrecoverable_bytes"] == gone
         assert (gone == 0) == (at >= 0.5 or not held)
@@ -70,7 +76,7 @@ def test_all_is_gone_that_a_node_alone_held_when_nothing_had_landed() -> None:
     """Lost at the very beginning, a source node takes its sole-held bytes with it, and a destination node nothing."""
     (source, destination), plan = whole()
     first = 2 * NODE
-    held = sole_bytes(source, set(range(first, first + NODE)), itemsize=2)
+    held = alone(first)
     assert lose(plan, source.ranks[first : first + NODE], 0.0).totals["unrecoverable_bytes"] == held > 0
     rest = lose(plan, destination.ranks[:NODE], 0.0).totals
     assert rest["unrecoverable_bytes"] == 0
