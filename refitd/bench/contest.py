@@ -25,16 +25,35 @@ class Contest:
         self.folder: Path | None = None  # where all processes keep their stamps, if they do
         self.times = 0.0, 0.0  # of the last round: the first trainer's beginning, the last engine's end
 
+    @property
+    def trainers(self) -> list[Process]:
+        return self._trainers
+
+    @property
+    def engines(self) -> list[Process]:
+        return self._engines
+
+    @property
+    def daemon(self) -> Daemon:
+        """Raises BenchFailed for a rival, which has none."""
+        if self._daemon is None:
+            raise BenchFailed(f"{self.name} has no daemon")
+        return self._daemon
+
     def round(self, step: int) -> float:
         """Move the values of ``step``; seconds from the first trainer's beginning to the last engine's end.
 
         Raises BenchFailed where a party failed or an engine holds anything else than these values.
         """
         ask_all(self._trainers, "fill", step)
-        engines_first = [*self._engines, *self._trainers]
-        times = ask_all(engines_first, "move", step)
+        seconds = self.move(step)
         if not all(ask_all(self._engines, "exact", step)):
             raise BenchFailed(f"{self.name}: step {step} did not arrive bit for bit")
+        return seconds
+
+    def move(self, step: int) -> float:
+        """As `round`, of whatever the weights are."""
+        times = ask_all([*self._engines, *self._trainers], "move", step)
         self.times = min(times[ENGINES:]), max(times[:ENGINES])
         return self.times[1] - self.times[0]
 
@@ -67,23 +86,26 @@ def refit(
     transport: str,
     device: str = "cpu",
     settings: Settings = USUAL,
+    trainer: type[TrainerParty] | None = None,
 ) -> Iterator[Contest]:
-    """refitd with ``transport`` peer, tcp or nccl, weights on ``device``."""
+    """refitd with ``transport`` peer, tcp or nccl, weights on ``device``. ``trainer``: else `TrainerParty`."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="refitd-bench-")))
         if settings.stamped:
             stack.enter_context(collecting(folder))
-        yield from _refit(model, transport, device, settings, folder)
+        yield from _refit(model, transport, device, settings, folder, trainer or TrainerParty)
 
 
-def _refit(model: Model, transport: str, device: str, settings: Settings, folder: Path) -> Iterator[Contest]:
+def _refit(
+    model: Model, transport: str, device: str, settings: Settings, folder: Path, trainer: type[TrainerParty]
+) -> Iterator[Contest]:
     processes: list[Process] = []
     daemon = Daemon(folder, transport, settings)
     try:
         daemon.wait_answer()
         mates = socket.socketpair()
         with mates[0], mates[1]:
-            trainers = [partial(TrainerParty, model, rank, daemon.socket, device) for rank in range(TRAINERS)]
+            trainers = [partial(trainer, model, rank, daemon.socket, device) for rank in range(TRAINERS)]
             engines = [partial(EngineParty, model, rank, daemon.socket, mates[rank], device) for rank in range(ENGINES)]
             contest = _start(transport, trainers, engines, daemon, processes)
         contest.folder = folder if settings.stamped else None

@@ -104,17 +104,30 @@ class Daemon:
         return jobs.get(JOB, {})
 
     def _lane_is_built(self) -> bool:
-        lanes = (self._job() or {}).get("lanes", [])
-        open_ones = [lane for lane in lanes if lane["replica"] == REPLICA and lane["stage"] == "idle"]
+        open_ones = [lane for lane in self.lanes() if lane["replica"] == REPLICA and lane["stage"] == "idle"]
         return any((len(lane["sources"]), len(lane["members"])) == (TRAINERS, ENGINES) for lane in open_ones)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def send_signal(self, number: int) -> None:
+        self._process.send_signal(number)
+
+    def movers(self) -> dict[str, int]:
+        """Pids of the movers by rank key, 0 for one that is not there."""
+        return {rank["key"]: int(rank["mover"] or 0) for rank in (self._job() or {}).get("ranks", [])}
+
+    def lanes(self) -> list[dict[str, Any]]:
+        """As in ``refitd status``."""
+        return list((self._job() or {}).get("lanes", []))
 
     def look(self) -> None:
         """Note the peaks of the memory of the daemon, its fork server and its movers so far."""
-        pid = self._process.pid
-        self.peaks = {"daemon": peak_bytes(pid), "forkserver": sum(map(peak_bytes, children(pid)))}
-        for rank in (self._job() or {}).get("ranks", []):
-            side, _group, number = rank["key"].split("/")
-            self.peaks[f"mover_{side}{number}"] = peak_bytes(rank["mover"])
+        self.peaks = {"daemon": peak_bytes(self.pid), "forkserver": sum(map(peak_bytes, children(self.pid)))}
+        for key, pid in self.movers().items():
+            side, _group, number = key.split("/")
+            self.peaks[f"mover_{side}{number}"] = peak_bytes(pid)
 
     def lines(self) -> list[str]:
         """Everything that it said."""

@@ -56,6 +56,14 @@ def _card_fault(*words: str) -> tuple[str, ...]:
     return ("tests/device/card_faults.py", *words)
 
 
+def _leaks(*words: str) -> tuple[str, ...]:
+    return ("tests/device/leaks.py", *words)
+
+
+def _bad_luck(*cases: str) -> tuple[str, ...]:
+    return ("tests/device/bad_luck.py", *cases)
+
+
 # Cheap and telling ones first: where NCCL itself does not work, the rest need not be tried.
 STEPS = (
     Step("nccl-tests", 120, _tests("tests/gpu/test_gpu_nccl.py")),
@@ -70,6 +78,14 @@ STEPS = (
     Step("trainer-peer", 60, _fault("trainer", "1GiB", "peer")),
     Step("library-peer", 90, ("tests/device/library.py", "1GiB", "peer", "child", "library")),
     Step("library-nccl", 90, ("tests/device/library.py", "big", "nccl", "child", "library")),
+    Step("trainer-crowded", 90, _fault("crowded", "16GB", "peer")),
+    Step("moved-peer", 90, _leaks("moved", "100", "big", "peer")),
+    Step("turns-peer", 90, _leaks("turns", "50", "big", "peer")),
+    Step("turns-nccl", 120, _leaks("turns", "50", "big", "nccl", "70")),
+    Step("mover-peer", 120, _bench("mover", "--device", "cuda", "--transport", "peer")),
+    Step("mover-nccl", 120, _bench("mover", "--device", "cuda", "--transport", "nccl")),
+    Step("bad-luck", 120, _bad_luck("illegal", "garbage", "dead", "no-peer", "oom")),
+    Step("bad-luck-nccl", 90, _bad_luck("oom-nccl", "versions")),
     Step("refit-peer-48gb", 180, _bench(
         "refit", "--device", "cuda", "--transport", "peer", "--model", "48GB", "--repeats", "7")),
     Step("gpu-tests", 300, _tests("tests/mover/test_kernels.py", "tests/gpu")),

@@ -24,7 +24,13 @@ class BenchFailed(RefitdError):
     """A benchmark did not come to its end, or moved wrong bytes."""
 
 
-class Party(Protocol):
+class Asked(Protocol):
+    """What a process does: methods that take a step, or another number, and return a number, or nothing."""
+
+    def close(self) -> None: ...
+
+
+class Party(Asked, Protocol):
     """One trainer or engine. Steps are told apart by their number; times are CLOCK_MONOTONIC seconds."""
 
     def fill(self, step: int) -> None:
@@ -36,13 +42,11 @@ class Party(Protocol):
     def exact(self, step: int) -> bool:
         """Engines: whether they have the values of ``step``, bit for bit."""
 
-    def close(self) -> None: ...
-
 
 class Process:
-    """A forked party. ``make`` runs in the child; what it raises, and what the party raises, comes back here."""
+    """A forked party. ``make`` runs in the child; what it raises, and what it made raises, comes back here."""
 
-    def __init__(self, name: str, make: Callable[[], Party]) -> None:
+    def __init__(self, name: str, make: Callable[[], Asked]) -> None:
         self.name, self.peak = name, 0
         ours, theirs = socket.socketpair()
         parent = os.getpid()
@@ -88,13 +92,13 @@ def kill(pid: int) -> None:
 
 
 def ask_all(processes: list[Process], what: str, step: int = 0) -> list[float]:
-    """Have all of them do it at the same time; their answers in order. Raises BenchFailed."""
+    """Have all of them do it at the same time; their answers (0 for None) in order. Raises BenchFailed."""
     for process in processes:
         process.ask(what, step)
     return [process.answer() for process in processes]
 
 
-def _child(parent: int, connection: Connection, make: Callable[[], Party]) -> NoReturn:
+def _child(parent: int, connection: Connection, make: Callable[[], Asked]) -> NoReturn:
     status = 1
     try:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -108,8 +112,8 @@ def _child(parent: int, connection: Connection, make: Callable[[], Party]) -> No
         os._exit(status)
 
 
-def _serve(connection: Connection, make: Callable[[], Party]) -> None:
-    party: Party | None = None
+def _serve(connection: Connection, make: Callable[[], Asked]) -> None:
+    party: Asked | None = None
     while True:
         message, _fds = connection.receive()
         if party is None:
@@ -120,17 +124,12 @@ def _serve(connection: Connection, make: Callable[[], Party]) -> None:
             return
 
 
-def _do(party: Party, message: Message) -> float:
-    what, step = message["do"], message["step"]
-    if what == "move":
-        return party.move(step)
-    if what == "exact":
-        return party.exact(step)
-    if what == "fill":
-        party.fill(step)
-    elif what == "close":
+def _do(party: Asked, message: Message) -> float:
+    """``start`` only has the party made; everything else is a method of it, called with the step."""
+    what = message["do"]
+    if what == "close":
         party.close()
-    return 0.0
+    return 0.0 if what in ("start", "close") else float(getattr(party, what)(message["step"]) or 0.0)
 
 
 def peak_bytes(pid: int) -> int:

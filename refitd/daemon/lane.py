@@ -337,7 +337,7 @@ class LaneDriver:
             self.attempt.on_message(key, message)
             stamp(f"heard.{kind}", key)
             if kind == "done":
-                self._log.debug("moved", rank=key, span=message.get("span"))
+                self._log.debug("moved", rank=key, span=message.get("span"), first=message.get("first"))
         self.poke()
 
     def _count_repair(self, built: Built) -> None:

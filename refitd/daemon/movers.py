@@ -116,6 +116,7 @@ class Movers:
         if rank is None:
             del self._starting[key]
             return
+        began = time.monotonic()
         try:
             handle = await self._pool.spawn(key, self._on_message, self._on_exit, host)
         except TransportError as error:
@@ -137,7 +138,8 @@ class Movers:
         handle.send({"kind": "limit"}, [self._job.limit.fd])
         rank.mover, rank.life, rank.mounted = handle, handle.life, {}
         self._mapped[handle] = rank.mounted
-        self._log.info("mover_started", key=key, pid=handle.pid, life=handle.life, path=rank.path.path)
+        took, path = round(time.monotonic() - began, 4), rank.path.path
+        self._log.info("mover_started", key=key, pid=handle.pid, life=handle.life, path=path, seconds=took)
         self._job.poke()
 
     def _host(self, key: str) -> ClientHost | None:
@@ -177,6 +179,8 @@ class Movers:
             if rank and rank.mover is handle and message["memory"] == rank.key and rank.fall_back(message["reason"]):
                 self._log.warning("path_changed", key=rank.key, path=rank.path.path, reason=rank.path.reason)
             self._kill(handle, f"it cannot map {message['memory']}: {message.get('reason')}")
+        elif message.get("kind") == "mounted":
+            self._log.debug("mounted", rank=handle.key, memory=message["memory"], spent=message.get("spent"))
         elif message.get("kind") == "unmounted" and (handle, message["memory"]) in self._unmaps:
             self._unmaps[handle, message["memory"]].set()
 

@@ -81,10 +81,12 @@ class Mover:
 
     def _mount(self, message: Message, fds: list[int]) -> None:
         key, present = message["memory"], self._memories.get(message["memory"])
+        spent: dict[str, float] = {}
         try:
             if message.get("device") is not None:
                 self._let_go(key)
-                self._memories[key] = self._on_devices().mount(message, fds)
+                devices = self._on_devices()
+                self._memories[key], spent = devices.mount(message, fds), devices.spent.seconds
             else:
                 self._memories[key] = mount(message, fds, present)
                 if present is not None:
@@ -93,7 +95,7 @@ class Mover:
             self._let_go(key)
             self._send({"kind": "failed", "memory": key, "reason": f"{type(error).__name__}: {error}"})
         else:
-            self._send({"kind": "mounted", "memory": key})
+            self._send({"kind": "mounted", "memory": key, "spent": dict(spent)})
 
     def _unmount(self, message: Message, _fds: list[int]) -> None:
         self._let_go(message["memory"])

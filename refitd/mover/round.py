@@ -82,6 +82,7 @@ class Round:
         self.traffic = Traffic()
         self.opened = False  # whether the workers may have begun
         self.span = [0.0, 0.0]  # monotonic seconds: opened, and all counted
+        self.first = 0.0  # when the first bucket was counted
         self.sums: dict[int, int] = {}  # by bucket: what kernels summed while they moved it
         self.stopped = False
         self.plan_tag = plan_tag(program.plan_digest)
@@ -181,6 +182,7 @@ class Round:
     def _mark(self, done: set[int], bucket: Bucket, total: int) -> None:
         with self.cond:
             done.add(bucket.id)
+            self.first = self.first or time.monotonic()
             due = self._failpoint_due and len(done) < total
             self._failpoint_due = self._failpoint_due and not due
             self._held = self._held or due

@@ -41,7 +41,7 @@ class RoundWatch:
         if self.round.finished():
             self.done = True
             stamp("done.told", self.round.rank)
-            self._send("done", **state_of(self.round), span=self.round.span)
+            self._send("done", **state_of(self.round), span=self.round.span, first=self.round.first)
         elif self.round.landed() and not self._landed:
             self._landed = True
             self._send("landed", attempt=self.round.options.attempt)

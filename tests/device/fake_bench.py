@@ -1,12 +1,13 @@
 """``refitd bench`` where CUDA tensors are made of the fake GPU's memory."""
 
 import sys
+import time
 from math import prod
 
 import fake_gpu
 import torch
 
-from refitd.bench import clients, main, models, on_device
+from refitd.bench import clients, main, models, mover, on_device, tenant
 from refitd.bench.cards import card
 from refitd.mover.device import bytes_at
 
@@ -26,8 +27,36 @@ def use(number):
     return torch.device("cpu")
 
 
+class Tenant(tenant.Tenant):
+    """Full when it says so; multiplies on the processor; a mover takes a little of it."""
+
+    SIZE = 1 << 40
+
+    def free(self, _step=0):
+        return float(self.SIZE - fake_gpu.used())
+
+    def used(self, _pid):
+        return 0.0
+
+    def fill(self, leave):
+        if not leave:
+            fake_gpu.full().touch()
+        return 0.0
+
+    def drop(self, _step=0):
+        fake_gpu.full().unlink(missing_ok=True)
+
+    def products(self, milliseconds):
+        done, began = 0, time.monotonic()
+        while time.monotonic() < began + milliseconds / 1e3:
+            time.sleep(0.001)
+            done += 1
+        return done / 1e3
+
+
 models.LARGE = {"1GiB": (2, 64)}
 clients.device_empty, clients._settle = device_empty, lambda device: None
+tenant.Tenant, mover.WINDOW_MS, mover.WINDOWS, mover.REFITS = Tenant, 20, 2, 2
 on_device.Copier, on_device.facts = Copier, lambda: {"card": "none"}
 card.BACKEND, card.use, card.settle, card.flush = "gloo", use, lambda *cards: None, lambda: None
 card.lent = lambda numel, where: device_empty((numel,), torch.bfloat16)

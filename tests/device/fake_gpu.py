@@ -1,10 +1,12 @@
 """A GPU for machines without one: device memory is a file that every process maps, kernels are torch on the CPU.
 
-`install` puts it where refitd looks for CUDA. The file of an allocation is in ``$REFITD_FAKE_GPU``.
+`install` puts it where refitd looks for CUDA. The file of an allocation is in ``$REFITD_FAKE_GPU``: it takes room there
+for as long as any process maps it, as on a card. While there is a file ``full``, nothing can be allocated for movers.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import itertools
 import mmap
@@ -12,13 +14,35 @@ import os
 import sys
 from pathlib import Path
 
+import torch
+
 from refitd.errors import DeviceError
-from refitd.mover.cuda.device import Device
+from refitd.mover.cuda.device import Device, device_errors
+from refitd.mover.spent import Spent
 
 UUID = "GPU-fake"  # of the first card; the others have their number behind it
+CONTEXT_BYTES = 1 << 20
 _numbers = itertools.count(1)
 _card = 0  # in use in this process
-_mine: dict[int, tuple[int, int, mmap.mmap]] = {}  # address -> (nbytes, number, mapping)
+_mine: dict[int, tuple[int, int, _Mapping]] = {}  # address -> (nbytes, number, mapping)
+_freed: list[tuple[int, int]] = []  # (nbytes, address): allocators give the same address again
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+
+
+class _Mapping:
+    """Of a file, from its start, at ``hint`` if that is free; ends with the last reference."""
+
+    def __init__(self, path, nbytes, hint=0):
+        self.nbytes = nbytes
+        with path.open("r+b") as file:
+            self.address = _libc.mmap(hint, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, file.fileno(), 0)
+        assert self.address not in (None, ctypes.c_void_p(-1).value), os.strerror(ctypes.get_errno())
+
+    def __del__(self):
+        _libc.munmap(self.address, self.nbytes)
 
 
 def use(card):
@@ -32,24 +56,36 @@ def uuid_of(card):
 
 
 def allocate(nbytes):
-    """Address of new memory that other processes can map."""
+    """Address of new memory that other processes can map: that of the last freed of this size, if there is one."""
     number = os.getpid() << 20 | next(_numbers)
     path = Path(os.environ["REFITD_FAKE_GPU"]) / str(number)
     path.write_bytes(b"")
     os.truncate(path, nbytes)
-    address, mapping = _map(path, nbytes)
-    _mine[address] = nbytes, number, mapping
-    return address
+    freed = next((one for one in reversed(_freed) if one[0] == nbytes), (nbytes, 0))
+    if freed in _freed:
+        _freed.remove(freed)
+    mapping = _Mapping(path, nbytes, freed[1])
+    _mine[mapping.address] = nbytes, number, mapping
+    return mapping.address
 
 
 def free(address):
-    _mine.pop(address)
+    _freed.append((_mine.pop(address)[0], address))
 
 
-def _map(path, nbytes):
-    with path.open("r+b") as file:
-        mapping = mmap.mmap(file.fileno(), nbytes)
-    return ctypes.addressof(ctypes.c_char.from_buffer(mapping)), mapping
+def used():
+    """Bytes of all allocations that some process maps."""
+    folder = os.environ["REFITD_FAKE_GPU"]
+    found = set()
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):  # it has ended
+            found |= {line.split()[-1] for line in maps.read_text().splitlines() if folder in line}
+    return sum(Path(name).stat().st_size for name in found)
+
+
+def full():
+    """The file that says that there is no room."""
+    return Path(os.environ["REFITD_FAKE_GPU"]) / "full"
 
 
 class FakeDriver:
@@ -96,10 +132,14 @@ class FakeDriver:
         return self._find(base)[2].to_bytes(64, "little")
 
     def open_ipc(self, handle):
-        path = Path(os.environ["REFITD_FAKE_GPU"]) / str(int.from_bytes(handle, "little"))
-        address, mapping = _map(path, path.stat().st_size)
-        self.opened[address] = mapping
-        return address
+        """Nobody's handle, and the handle of a process that has ended, are no handles."""
+        number = int.from_bytes(handle, "little")
+        path = Path(os.environ["REFITD_FAKE_GPU"]) / str(number)
+        if len(path.name) > 20 or not path.exists() or not Path(f"/proc/{number >> 20}").exists():
+            raise DeviceError("cuIpcOpenMemHandle", "CUDA_ERROR_INVALID_VALUE")
+        mapping = _Mapping(path, path.stat().st_size)
+        self.opened[mapping.address] = mapping
+        return mapping.address
 
     def close_ipc(self, base):
         del self.opened[base]
@@ -111,8 +151,30 @@ def place_of(block):
     return (_card, block.address) if inside else None
 
 
-def open_device(uuid):
-    return Device(FakeDriver(uuid), "cpu")
+class FakeDevice(Device):
+    """Full when the file says so."""
+
+    def room(self, nbytes, what):
+        with device_errors(what):
+            _require_room()
+        return super().room(nbytes, what)
+
+    def prepare(self, table, kinds=0):
+        with device_errors("prepare a launch"):
+            _require_room()
+        return super().prepare(table, kinds)
+
+
+def _require_room():
+    if full().exists():
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 8.00 MiB.")
+
+
+def open_device(uuid, spent=None):
+    """A context takes room, for as long as its process lives."""
+    with (spent or Spent()).on("context"):
+        allocate(CONTEXT_BYTES)
+        return FakeDevice(FakeDriver(uuid), "cpu")
 
 
 def install():

@@ -1,7 +1,8 @@
-"""A refit on a GPU with a fault in it: usage: faults.py kill|stop|trainer MODEL [TRANSPORT]. Prints one JSON.
+"""A refit on a GPU with a fault in it: usage: faults.py kill|stop|trainer|crowded MODEL [TRANSPORT]. Prints one JSON.
 
 ``kill``, ``stop``: SIGKILL, SIGSTOP for an engine's mover in the middle of its transfer. ``trainer``: SIGKILL for a
-trainer whose memory two movers have mapped; a new one takes its place. Each ends with a refit that nothing disturbs.
+trainer whose memory two movers have mapped; a new one takes its place, and as much memory; ``crowded``: on a card that
+others have filled. Each ends with a refit that nothing disturbs.
 """
 
 from __future__ import annotations
@@ -16,7 +17,13 @@ import time
 from functools import partial
 from pathlib import Path
 
-FAKE = bool(os.environ.get("REFITD_FAKE_GPU"))
+from parties import FAKE, Trainer, asked, beside  # noqa: F401  others ask us for FAKE
+
+from refitd.bench import contest, models
+from refitd.bench.daemon import Settings
+from refitd.bench.party import Process, ask_all
+
+LEFT_MIB = 512
 folder = Path(tempfile.mkdtemp())
 os.environ["REFITD_FAILPOINTS"] = str(folder / "failpoints")
 VICTIM = "engine/r0/0"
@@ -58,71 +65,52 @@ def hit_mover(one, name):
     }
 
 
-def kill_trainer(one, model, make_trainer, observe):
+def kill_trainer(one, model, make_trainer, card, crowded):
+    """Its memory is free again, and its restart takes that much; ``crowded``: of a card that has little else."""
     one.round(0)
     before = one.round(1)
-    size = 0 if FAKE else sum(shard.shape[0] * shard.shape[1] * 2 for shard in models.trainer_shards(model, 1))
-    free = observe()
+    size = sum(shard.shape[0] * shard.shape[1] * 2 for shard in models.trainer_shards(model, 1))
+    if crowded:
+        asked(card, "fill", LEFT_MIB)
+    free = asked(card, "free")
     killed = time.monotonic()
-    one._trainers[1].end()
-    while observe() < free + size:
+    one.trainers[1].end()
+    while asked(card, "free") < free + size:
         assert time.monotonic() < killed + 10, "its memory is not free"
-    freed = time.monotonic() - killed
-    one._trainers[1] = Process("trainer1", make_trainer)
-    ask_all([one._trainers[1]], "start")
+    freed_s = time.monotonic() - killed
     time.sleep(1.0)
-    return {"before_s": before, "bytes": size, "free_again_s": freed, "after_s": one.round(2)}
-
-
-def patient_move(self, step):
-    """A trainer's part where a report may be closed before the replica whose mover died has come back."""
-    began = time.monotonic()
-    self._trainer.publish(step, self._weights).released(clients.WAIT_SECONDS)
-    return began
+    freed = asked(card, "free") - free
+    one.trainers[1] = Process("trainer1", make_trainer)
+    ask_all([one.trainers[1]], "start")
+    restarted = asked(card, "free")
+    return {
+        "before_s": before, "bytes": size, "free_again_s": freed_s, "after_s": one.round(2), "free_before": free,
+        "freed": freed, "taken_again": free + freed - restarted, "free_at_end": asked(card, "free"),
+    }  # fmt: skip
 
 
 def main():
     what, name, *more = sys.argv[1:]
     transport = more[0] if more else "peer"
-    clients.TrainerParty.move = patient_move
     model = models.model(name)
-    server = serve_failpoints() if what != "trainer" else 0
-    observer = Process("observer", Observer)
-    ask_all([observer], "start")
+    on_trainer = what in ("trainer", "crowded")
+    server = 0 if on_trainer else serve_failpoints()
+    card = beside()
     try:
         with contest.refit(model, transport, "cuda", Settings(bucket_bytes=8 << 20, traced=True)) as one:
-            if what == "trainer":
-                make = partial(clients.TrainerParty, model, 1, one._daemon.socket, "cuda")
-                found = kill_trainer(one, model, make, lambda: ask_all([observer], "move")[0])
+            if on_trainer:
+                make = partial(Trainer, model, 1, one.daemon.socket, "cuda")
+                found = kill_trainer(one, model, make, card, what == "crowded")
             else:
                 found = hit_mover(one, f"SIG{what.upper()}")
             said = [json.loads(line) for line in one.lines() if "mover_" in line]
             found["movers"] = [f"{line['event']} {line.get('reason', '')}".strip() for line in said]
     finally:
-        observer.end()
+        card.end()
         if server:
             os.kill(server, signal.SIGKILL)
             os.waitpid(server, 0)
     print(json.dumps({"fault": what, "model": name, "transport": transport, **found}))
-
-
-if FAKE:
-    import fake_bench  # noqa: F401  makes tensors of the fake GPU's memory
-
-from refitd.bench import clients, contest, models  # noqa: E402
-from refitd.bench.daemon import Settings  # noqa: E402
-from refitd.bench.party import Process, ask_all  # noqa: E402
-
-
-class Observer:
-    """Says how much memory the GPU has left."""
-
-    def move(self, step):
-        if FAKE:
-            return 0.0
-        import torch
-
-        return float(torch.cuda.mem_get_info()[0])
 
 
 if __name__ == "__main__":

@@ -13,3 +13,7 @@ if os.environ.get("REFITD_FAKE_NCCL"):
     fake_nccl_process.install()
 if os.environ.get("REFITD_NO_ETCD"):
     sys.modules["etcd3"] = None  # as on a machine that has none
+if os.environ.get("REFITD_PLANTS"):
+    import plants
+
+    plants.install()

@@ -344,6 +344,23 @@ def test_a_sender_reads_a_device_by_whole_buckets(rig):
         assert block.tolist() == execute.pack(one.program, bucket, {"w": owner.bytes.view(np.float32)}).tolist()
 
 
+def test_nothing_is_kept_for_memory_that_is_mapped_no_more(rig):
+    """Neither what was prepared for it, which is on the device, nor the descriptor of its page; its word is known."""
+    one = rig()
+    one.mount()
+    one.build()
+    one.run()
+    one.wait("done")
+    descriptors, kept = len(os.listdir("/proc/self/fd")), one.mover._memories[OWNERS[0]]
+    for attempt in range(2, 5):
+        one.ranks[0].mount(one.mover)
+        one.run(attempt=attempt)
+        one.wait("done")
+    assert len(one.mover._lanes["r0"]._peer._worker._puller._kept) == 1
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert (kept.closed, kept.word) == (True, one.ranks[0].page.loan_word)
+
+
 def test_memory_that_is_mapped_for_another_device_is_not_touched(rig, gpu):
     """A kernel would die of its addresses, and the mover with it."""
     one = rig()

@@ -11,6 +11,7 @@ from refitd.errors import DeviceError
 from refitd.hook.gpu.driver import Calls, Driver
 from refitd.mover.cuda.imports import Imports
 from refitd.mover.kernels import Launch, Table, prepare
+from refitd.mover.spent import Spent
 
 
 class Device:
@@ -47,6 +48,13 @@ class Device:
         """Let kernels here read the memory of another card. Raises DeviceError."""
         self.driver.enable_peer(uuid)
 
+    def room(self, nbytes: int, what: str) -> Any:
+        """Memory of this device's own, as a tensor of bytes (zeros). Raises DeviceError, where none is left."""
+        with device_errors(what):
+            import torch
+
+            return torch.zeros(nbytes, dtype=torch.uint8, device=self.name)
+
     def prepare(self, table: Table, kinds: int = 0) -> Launch:
         """Ready to run, by a kernel that is compiled already where one has all kinds of rows that ``table`` has.
 
@@ -60,10 +68,13 @@ class Device:
             return prepare(table, self.name, kinds=kinds)
 
 
-def open_device(uuid: str) -> Device:
+def open_device(uuid: str, spent: Spent) -> Device:
     """The GPU of that UUID. Raises DeviceError where there is none, or no driver, or no torch for CUDA."""
-    driver = Driver(uuid)
-    with device_errors("start torch on the device"):
+    with spent.on("import"), contextlib.suppress(ImportError):
+        import cuda.bindings.driver  # noqa: F401  so that the context's time is its own
+    with spent.on("context"):
+        driver = Driver(uuid)
+    with spent.on("torch"), device_errors("start torch on the device"):
         import torch
 
         torch.cuda.init()  # type: ignore[no-untyped-call]

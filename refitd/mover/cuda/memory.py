@@ -41,6 +41,11 @@ class DeviceMemory(Memory):
         self._unmap, self._cond = unmap, threading.Condition()
         self._users, self._closed = 0, False
 
+    @property
+    def closed(self) -> bool:
+        """Whether it is mapped no more, or is about to be."""
+        return self._closed
+
     @contextlib.contextmanager
     def pinned(self, bucket: Bucket) -> Iterator[None]:
         """It stays mapped meanwhile. Raises TransportError by the bucket's edge where it is mapped no more."""
@@ -56,11 +61,15 @@ class DeviceMemory(Memory):
                 self._cond.notify_all()
 
     def close(self) -> None:
-        """Unmap, as soon as nobody is at work on it; harmless when repeated. Raises DeviceError."""
+        """Unmap, as soon as nobody is at work on it; harmless when repeated. Raises DeviceError.
+
+        The loan word stays what it is now, after all that was read: its page, and the descriptor of that, go as well.
+        """
         with self._cond:
             closed, self._closed = self._closed, True
             self._cond.wait_for(lambda: self._users == 0)
         if not closed:
+            self._page = self._page.copy()
             self.device.activate()
             self._unmap()
 
@@ -100,10 +109,9 @@ class DeviceMemory(Memory):
     @contextlib.contextmanager
     def _staging(self, bucket: Bucket) -> Iterator[Any]:
         self.device.activate()
-        with self.pinned(bucket), device_errors(f"bucket {bucket.id} by way of the host"):
-            import torch
-
-            yield torch.empty(bucket.nbytes, dtype=torch.uint8, device=self.device.name)
+        by_host = f"bucket {bucket.id} by way of the host"
+        with self.pinned(bucket), device_errors(by_host):
+            yield self.device.room(bucket.nbytes, by_host)
 
     def _launch(self, table: Table) -> None:
         self.device.prepare(table).run(sums=False)

@@ -22,6 +22,7 @@ from refitd.mover.cuda.memory import DeviceMemory
 from refitd.mover.cuda.warm import warm
 from refitd.mover.nccl import opening
 from refitd.mover.nccl.library import Library
+from refitd.mover.spent import Spent
 from refitd.mover.thread import MoverThread
 from refitd.plan.program import Program
 
@@ -29,13 +30,14 @@ _WORDS = PAGE_BYTES // 8
 
 
 class Devices:
-    """Made for the mover of rank ``key``; ``open_`` finds a device by its UUID.
+    """Made for the mover of rank ``key``; ``open_`` finds a device by its UUID. ``spent``: on what, until now.
 
     A ``guest`` is in the process of its client.
     """
 
-    def __init__(self, key: str, open_: Callable[[str], Device] | None = None, guest: bool = False) -> None:
+    def __init__(self, key: str, open_: Callable[[str, Spent], Device] | None = None, guest: bool = False) -> None:
         self._key, self._open, self._guest = key, open_ or open_device, guest
+        self.spent = Spent()
         self._devices: dict[str, Device] = {}
         self._own: Device | None = None  # where this rank's weights are, and its kernels run
         self._lock = threading.Lock()
@@ -59,10 +61,12 @@ class Devices:
         if self._guest and message.get("own"):
             addresses, unmap = own_addresses(device), on.driver.synchronize
         else:
-            addresses, unmap = (
-                on.imports.open(key, device, fds[:-2], message["writable"]),
-                lambda: on.imports.close(key),
-            )
+            with self.spent.on("mount"):
+                addresses = on.imports.open(key, device, fds[:-2], message["writable"])
+
+            def unmap() -> None:
+                on.imports.close(key)
+
         sizes = {storage["name"]: storage["nbytes"] for storage in device["storages"]}
         memory = DeviceMemory(key, on, addresses, sizes, (page, index), message["writable"], unmap)
         self._owners.watch(key, fds[-2], memory.close)
@@ -80,7 +84,9 @@ class Devices:
 
         def run() -> None:
             try:
-                warm(self._device(uuid), program)
+                device = self._device(uuid)
+                with self.spent.on("kernels"):
+                    warm(device, program)
             except (DeviceError, InputError) as error:
                 print(f"mover {self._key}: kernels are not ready: {error}", file=sys.stderr)  # noqa: T201
             finally:
@@ -99,7 +105,8 @@ class Devices:
         device.activate()
         with self._lock:
             if self._library is None:
-                self._library = opening.open_library("" if self._guest else host)
+                with self.spent.on("nccl"):
+                    self._library = opening.open_library("" if self._guest else host)
             return device, self._library
 
     def _device_for(self, key: str, uuid: str) -> Device:
@@ -114,7 +121,7 @@ class Devices:
     def _device(self, uuid: str) -> Device:
         with self._lock:
             if uuid not in self._devices:
-                device = self._open(uuid)
+                device = self._open(uuid, self.spent)
                 if self._guest:
                     device.step_aside()
                 self._devices[uuid] = device
@@ -152,8 +159,10 @@ class Owners:
             self._drop(key)
 
     def close(self) -> None:
-        """Forget all of them, and end the thread."""
+        """Forget all of them, and end the thread; harmless when repeated."""
         with self._lock:
+            if self._closed:
+                return
             for key in list(self._watched):
                 self._drop(key)
             self._closed = True

@@ -38,9 +38,16 @@ class _Kept:
     program: Program
     memories: tuple[DeviceMemory, ...]
 
+    @property
+    def over(self) -> bool:
+        return any(memory.closed for memory in self.memories)
+
 
 class Puller:
-    """Used by one thread. Launches are prepared once, as long as program and memory stay what they are."""
+    """Used by one thread. Launches are prepared once, as long as program and memory stay what they are.
+
+    What was prepared for memory that is mapped no more goes when the next launch is prepared: it holds device memory.
+    """
 
     def __init__(self, launch_bytes: int = LAUNCH_BYTES) -> None:
         self._launch_bytes = launch_bytes
@@ -130,6 +137,7 @@ class Puller:
         memories = (own, *(lenders[key] for key in sorted({bucket.src for bucket in buckets})))
         key = _Key(id(program), tuple(map(id, memories)), (again, *(bucket.id for bucket in buckets)))
         if key not in self._kept:
+            self._kept = {known: kept for known, kept in self._kept.items() if not kept.over}
             if len(self._kept) >= KEPT_LAUNCHES:
                 self._kept.clear()
             self._kept[key] = _Kept(_prepared(program, buckets, memories, again), program, memories)

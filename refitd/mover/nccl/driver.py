@@ -49,6 +49,7 @@ class Driver(Worker):
         super().__init__(board, (board.facts.rank, board.facts.rank))
         self._links, self._ranks, self._open, self._timeout = links, ranks, open_, timeout
         self._comm: Communicator | None = None
+        self._staging: Staging | None = None
         self._held: list[Incoming] = []  # receives that NCCL may be writing into
 
     def ended(self, seconds: float) -> bool:
@@ -85,12 +86,12 @@ class Driver(Worker):
             raise Stopped  # it has been told, and the lane will turn
         device, library = self._open()
         device.activate()
-        self._staging = Staging(device)
+        self._staging = staging = Staging(device)
         facts = self.board.facts
         rank, name = self._ranks.index(facts.rank), f"refit-{facts.lane}-{facts.token}"
         self._comm = library.init(len(self._ranks), rank, self._id(library), name)
         settle("init", [self._comm], self._timeout, self._tick)
-        self._warm(self._comm)
+        self._warm(self._comm, staging)
         for edge in self._links.edges:
             self.board.mark_warm(edge)
 
@@ -106,8 +107,8 @@ class Driver(Worker):
             self._links.say(edge, "id", id=self._links.id)
         return bytes.fromhex(self._links.id)
 
-    def _warm(self, comm: Communicator) -> None:
-        parts = {edge: Part(self._number(edge), self._staging.slot(edge, 0, WARM_BYTES), WARM_BYTES)
+    def _warm(self, comm: Communicator, staging: Staging) -> None:
+        parts = {edge: Part(self._number(edge), staging.slot(edge, 0, WARM_BYTES), WARM_BYTES)
                  for edge in self._links.edges}  # fmt: skip
         sends = [part for edge, part in parts.items() if edge[0] == self.board.facts.rank]
         receives = [part for edge, part in parts.items() if edge[0] != self.board.facts.rank]
@@ -128,6 +129,7 @@ class Driver(Worker):
 
     def _run(self, round_: Round) -> None:
         steps = _steps(round_, self._links.edges)
+        assert self._staging is not None
         promises = Promises(self.board, self._links, self._staging, round_)
         flight: _Flight | None = None
         for step in range(max(map(len, steps.values()), default=0)):
@@ -203,6 +205,8 @@ class Driver(Worker):
                 self._comm.abort()
         for received in list(self._held):
             self._let_go(received)
+        if self._staging is not None:
+            self._staging.close()
 
 
 def _steps(round_: Round, edges: Collection[Edge]) -> Steps:

@@ -31,18 +31,20 @@ class Staging:
     def __init__(self, device: Device) -> None:
         self._device = device
         self._slots: dict[tuple[Edge, int], Any] = {}
-        self._kept: dict[tuple[object, ...], tuple[Launch, Program, Memory]] = {}
+        self._kept: dict[tuple[object, ...], tuple[Launch, Program, DeviceMemory]] = {}
 
     def slot(self, edge: Edge, step: int, nbytes: int) -> int:
         """Address of the edge's buffer for ``step``, of at least ``nbytes``. Raises DeviceError."""
         key = edge, step % SLOTS
         if key not in self._slots or self._slots[key].numel() < nbytes:
-            with device_errors("staging for a bucket"):
-                import torch
-
-                self._slots.pop(key, None)
-                self._slots[key] = torch.zeros(max(nbytes, 1), dtype=torch.uint8, device=self._device.name)
+            self._slots.pop(key, None)
+            self._slots[key] = self._device.room(max(nbytes, 1), "staging for a bucket")
         return int(self._slots[key].data_ptr())
+
+    def close(self) -> None:
+        """Let go of all device memory, now: whoever still knows us is no reason to keep it."""
+        self._slots.clear()
+        self._kept.clear()
 
     @property
     def nbytes(self) -> int:
@@ -89,6 +91,7 @@ class Staging:
         """Prepared once for a bucket, as long as program, memory and slot stay what they are."""
         key = what, bucket.id, address, id(program), id(memory)
         if key not in self._kept:
+            self._kept = {known: kept for known, kept in self._kept.items() if not kept[2].closed}
             if len(self._kept) >= KEPT_LAUNCHES:
                 self._kept.clear()
             launch = self._device.prepare(_table(what, program, bucket, memory, address))

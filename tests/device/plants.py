@@ -1,0 +1,65 @@
+"""Bad luck on order, in daemons and movers of the device scripts (by ``sitecustomize``), on a real card and on a fake.
+
+Files in ``$REFITD_PLANTS``: ``illegal`` names the rank whose mover next runs a kernel on addresses where nothing is;
+``no-peer`` is there while no card may reach another (``GPU-far`` is always another). ``$REFITD_PLANT_NCCL`` is the
+version of NCCL that a daemon finds.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+NOWHERE = 1 << 40
+REFUSED = "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED"
+
+
+def install():
+    """In this process, before it uses any of it."""
+    folder = Path(os.environ["REFITD_PLANTS"])
+    _plant_kernel(folder)
+    _plant_peer(folder)
+    if version := os.environ.get("REFITD_PLANT_NCCL"):
+        from refitd.daemon import wiring
+
+        found = wiring.library_versions
+        wiring.library_versions = lambda: {**found(), "nccl": version}
+
+
+def _plant_kernel(folder):
+    from refitd.mover.cuda import pull
+
+    def launches(self, program, buckets, lenders, own, again, made=pull.Puller._launches):
+        told = folder / "illegal"
+        if not told.exists() or told.read_text() != own.key:
+            return made(self, program, buckets, lenders, own, again)
+        told.unlink()
+        if own.device.name == "cpu":
+            return _FakeIllegal(), None
+        named = pull.by_rank(program)
+        places = {ref.name: NOWHERE for ref in named.storages}
+        return own.device.prepare(pull.through(named, buckets, places, places)), None
+
+    pull.Puller._launches = launches
+
+
+class _FakeIllegal:
+    """A processor would end the process without a word."""
+
+    def run(self):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+def _plant_peer(folder):
+    from refitd.errors import DeviceError
+    from refitd.hook.gpu import driver, lend
+
+    for kind in {driver.Driver, lend.Driver}:
+
+        def enable_peer(self, device, made=kind.enable_peer):
+            if (folder / "no-peer").exists():
+                raise DeviceError("cuCtxEnablePeerAccess", REFUSED)
+            if device != "GPU-far":
+                made(self, device)
+
+        kind.enable_peer = enable_peer
