@@ -14,7 +14,7 @@ from refitd.errors import InputError, TransportError
 from refitd.mover.cuda.device import device_errors
 from refitd.mover.cuda.groups import by_rank, groups, rank_name
 from refitd.mover.cuda.memory import DeviceMemory
-from refitd.mover.kernels import Launch, reread, through
+from refitd.mover.kernels import Launch, interleaved, reread, through
 from refitd.mover.memory import Memory
 from refitd.mover.round import WITHDRAWN, Round
 from refitd.plan.program import Bucket, Program
@@ -162,5 +162,5 @@ def _prepared(
 ) -> tuple[Launch, Launch | None]:
     device, named = memories[0].device, by_rank(program)
     places = {rank_name(memory.key, name): address for memory in memories for name, address in memory.addresses.items()}
-    move = device.prepare(through(named, buckets, places, places))
-    return move, device.prepare(reread(named, buckets, places)) if again else None
+    table = interleaved(through(named, buckets, places, places), [bucket.src for bucket in buckets])
+    return device.prepare(table), device.prepare(reread(named, buckets, places)) if again else None

@@ -7,7 +7,7 @@ Rows are classed by how their ends are aligned (`Kind`), here, once, so that the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import numpy as np
@@ -111,6 +111,23 @@ def reread(program: Program, buckets: Sequence[Bucket], destinations: Places) ->
     """Only sum what lies in ``destinations`` now. Raises InputError."""
     end = _strided(program, 4, destinations)
     return _table(program, buckets, end, end, cast=False, store=False)
+
+
+def interleaved(table: Table, sources: Sequence[str]) -> Table:
+    """The same work, in an order in which tiles from different ``sources`` (one a bucket, by slot) take turns.
+
+    Else a launch would empty one source after the other: one link would be busy and the others idle, and all readers
+    would meet at the same source.
+    """
+    names, numbers = np.unique(np.array(sources), return_inverse=True)
+    if len(names) < 2:
+        return table
+    of = numbers[table.rows[table.tiles[:, 0], 11]]
+    when = np.empty(len(of))
+    for number in range(len(names)):
+        there = np.flatnonzero(of == number)
+        when[there] = (np.arange(len(there)) + 0.5) / len(there)
+    return replace(table, tiles=table.tiles[np.argsort(when, kind="stable")])
 
 
 # -- one end of the moves of a bucket: address, row stride, column stride, in bytes, shape (n, 3)

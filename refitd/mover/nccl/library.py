@@ -15,6 +15,7 @@ SETTLED, IN_PROGRESS = "", "in progress"
 ID_BYTES = 128
 LEAST_VERSION, GROWS_FROM = (2, 28, 9), (2, 29, 2)
 _POLL_SECONDS = 0.0002
+_PAUSE_SECONDS = 0.0001  # between looks at work that is under way: what it ends late is a share of a step
 
 
 class Part(NamedTuple):
@@ -120,4 +121,4 @@ def finish(what: str, work: Work, seconds: float, tick: Callable[[], None]) -> N
             raise CommunicatorError(what, f"no end within {seconds:g} s")
         tick()
         time.sleep(pause)
-        pause = min(pause * 1.5, 0.001)
+        pause = min(pause * 1.5, _PAUSE_SECONDS)
