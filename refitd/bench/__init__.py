@@ -15,6 +15,7 @@ __all__ = ["main"]
 _OTHERS = {
     "plan": "refitd.bench.plan", "pack": "refitd.bench.pack", "scrape": "refitd.bench.scrape",
     "repair": "refitd.bench.repair", "mover": "refitd.bench.mover", "gpu": "refitd.bench.gpu_run",
+    "pause": "refitd.bench.pause",
 }  # fmt: skip
 
 

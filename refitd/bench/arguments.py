@@ -25,6 +25,7 @@ def make_parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     subjects.add_parser("pack", help="packing, casting and checksums, and pulls between processes on a GPU")
     subjects.add_parser("repair", help="how communicators are mended: shrink, grow, fresh init")
     subjects.add_parser("mover", help="what a mover costs a GPU: memory, its start, the slowdown of a busy trainer")
+    subjects.add_parser("pause", help="how long an engine stands still for new weights, by mode")
     subjects.add_parser("gpu", help="all that is still to be measured on a machine with GPUs, step by step")
     refit.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where the weights are (default: cpu)")
     refit.add_argument("--transport", choices=(*TRANSPORTS, "nccl", "all"), default="all", help="default: all")

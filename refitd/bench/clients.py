@@ -17,12 +17,13 @@ from refitd.bench.models import (
     exact,
     fill,
     layout,
+    nbytes,
     trainer_shards,
 )
 from refitd.bench.party import BenchFailed
 from refitd.hook.engine import connect_engine
 from refitd.hook.memory import shared_empty
-from refitd.hook.messages import RELEASED, Ticket
+from refitd.hook.messages import IN_PLACE, RELEASED, Ticket
 from refitd.hook.trainer import connect_trainer
 from refitd.hook.wire import Connection
 
@@ -88,25 +89,42 @@ class PatientTrainer(TrainerParty):
 
 
 class EngineParty:
-    """One engine rank, ``in_place``. ``mate`` joins the two ranks: the lead hands the ticket over."""
+    """One engine rank. ``mate`` joins the two ranks: the lead hands the ticket over."""
 
-    def __init__(self, model: Model, rank: int, socket_path: str, mate: socket.socket, device: str = "cpu") -> None:
+    def __init__(
+        self,
+        model: Model,
+        rank: int,
+        socket_path: str,
+        mate: socket.socket,
+        device: str = "cpu",
+        mode: str = IN_PLACE,
+    ) -> None:
         self._rank, self._mate = rank, Connection(mate)
         self._shards = engine_shards(model, rank)
         self._weights = _weights(self._shards, device)
         self._engine = connect_engine(job=JOB, replica=REPLICA, rank=rank, world_size=ENGINES, socket=socket_path)
-        self._engine.register(layout(model, self._shards), mode="in_place")
+        self._engine.register(layout(model, self._shards), mode=mode, budget=2 * nbytes(model))
+        self._began = 0.0
 
     def fill(self, step: int) -> None:
         """Engines get theirs by the move."""
 
     def move(self, step: int) -> float:
         ticket = self._ticket(step)
-        self._engine.receive(ticket, self._weights, WAIT_SECONDS)
+        self._began = time.monotonic()
+        if ticket.kind == "apply":
+            self._engine.apply(ticket, self._weights)
+        else:
+            self._engine.receive(ticket, self._weights, WAIT_SECONDS)
         ended = time.monotonic()
         if ticket.step != step or self._engine.step != step:
             raise BenchFailed(f"expected step {step}, received {self._engine.step} by {ticket}")
         return ended
+
+    def paused(self, step: int) -> float:  # noqa: ARG002  of the last move
+        """When this rank stopped serving."""
+        return self._began
 
     def _ticket(self, step: int) -> Ticket:
         if self._rank:

@@ -14,6 +14,7 @@ from refitd.bench.daemon import USUAL, Daemon, Settings
 from refitd.bench.models import ENGINES, TRAINERS, Model
 from refitd.bench.party import BenchFailed, Party, Process, ask_all
 from refitd.bench.rivals import GatherBroadcast, SendRecv
+from refitd.hook.messages import IN_PLACE
 from refitd.stamps import Stamp, collecting, read
 
 
@@ -57,6 +58,10 @@ class Contest:
         self.times = min(times[ENGINES:]), max(times[:ENGINES])
         return self.times[1] - self.times[0]
 
+    def pause(self) -> float:
+        """Seconds of the last round from the first engine that stopped serving to the last that serves again."""
+        return self.times[1] - min(ask_all(self._engines, "paused"))
+
     def lines(self) -> list[str]:
         """What the daemon said so far."""
         return self._daemon.lines() if self._daemon is not None else []
@@ -87,17 +92,21 @@ def refit(
     device: str = "cpu",
     settings: Settings = USUAL,
     trainer: type[TrainerParty] | None = None,
+    mode: str = IN_PLACE,
 ) -> Iterator[Contest]:
-    """refitd with ``transport`` peer, tcp or nccl, weights on ``device``. ``trainer``: else `TrainerParty`."""
+    """refitd with ``transport`` peer, tcp or nccl, weights on ``device``. ``trainer``: else `TrainerParty`.
+
+    ``mode``: of the engines.
+    """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="refitd-bench-")))
         if settings.stamped:
             stack.enter_context(collecting(folder))
-        yield from _refit(model, transport, device, settings, folder, trainer or TrainerParty)
+        yield from _refit(model, transport, device, settings, (trainer or TrainerParty, mode), folder)
 
 
 def _refit(
-    model: Model, transport: str, device: str, settings: Settings, folder: Path, trainer: type[TrainerParty]
+    model: Model, transport: str, device: str, settings: Settings, how: tuple[type[TrainerParty], str], folder: Path
 ) -> Iterator[Contest]:
     processes: list[Process] = []
     daemon = Daemon(folder, transport, settings)
@@ -105,8 +114,10 @@ def _refit(
         daemon.wait_answer()
         mates = socket.socketpair()
         with mates[0], mates[1]:
-            trainers = [partial(trainer, model, rank, daemon.socket, device) for rank in range(TRAINERS)]
-            engines = [partial(EngineParty, model, rank, daemon.socket, mates[rank], device) for rank in range(ENGINES)]
+            trainers = [partial(how[0], model, rank, daemon.socket, device) for rank in range(TRAINERS)]
+            engines = [
+                partial(EngineParty, model, rank, daemon.socket, mates[rank], device, how[1]) for rank in range(ENGINES)
+            ]
             contest = _start(transport, trainers, engines, daemon, processes)
         contest.folder = folder if settings.stamped else None
         daemon.wait_lane()

@@ -69,8 +69,7 @@ class Preparer:
     def _shadow_ready(self, rank: LocalRank, publication: PubId) -> bool:
         """The shadow is ours to fill; whoever still reads it learns from its loan word that it changes."""
         if rank.lent_for != publication:
-            rank.page.shadow_loan_word += 1
-            rank.page.set_shadow_publication(0, 0)
+            rank.spoil_shadow()
             rank.fill(publication)
             self._driver.held.pop(rank.key, None)
         return rank.memory is not None

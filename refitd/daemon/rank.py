@@ -12,7 +12,7 @@ from refitd.daemon.path import CHILDREN, Chosen
 from refitd.epoch.records import Offer, PubId, RankInfo
 from refitd.errors import InputError, Refused
 from refitd.hook.executor import CHILD, LIBRARY
-from refitd.hook.messages import HOST_SHADOW, TRAINER, Ticket
+from refitd.hook.messages import SHADOWS, TRAINER, Ticket
 from refitd.hook.page import LOAN, SHADOW_LOAN, ControlPage
 from refitd.hook.session import Fds, Session
 from refitd.hook.shadow import shadow_offsets
@@ -115,7 +115,7 @@ class LocalRank:
 
     @property
     def shadowed(self) -> bool:
-        return self.mode == HOST_SHADOW
+        return self.mode in SHADOWS
 
     @property
     def word_index(self) -> int:
@@ -174,6 +174,11 @@ class LocalRank:
             self.path = Chosen(LIBRARY, f"a child cannot map its memory: {reason}")
         return able
 
+    def spoil_shadow(self) -> None:
+        """The shadow may change from here on: whoever reads it learns that from its loan word."""
+        self.page.shadow_loan_word += 1
+        self.page.set_shadow_publication(0, 0)
+
     def fill(self, publication: PubId | None) -> None:
         """From here on the memory may change towards ``publication``; nothing that it held counts."""
         self.lent_for, self.complete, self.relending = publication, None, False
@@ -224,7 +229,10 @@ def shadow_memory(layout: Layout, fd: int) -> Memory:
 
 
 def lent_memory(layout: Layout, keep: Iterable[str], message: Mapping[str, Any], fds: Fds) -> Memory:
-    """The memory that came with a publish or receive. Raises Refused where storages are missing or of another size."""
+    """The memory that came with a publish, a receive or a shadow.
+
+    Raises Refused where storages are missing or of another size.
+    """
     described, device = message["memory"], message.get("device")
     wanted = {name: numel * ITEMSIZE[dtype] for name, (numel, dtype) in layout.storages.items()}
     regions = tuple(Region(m["name"], m["fd"], m["offset"], m["nbytes"]) for m in described)

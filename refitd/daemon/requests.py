@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
@@ -80,7 +81,7 @@ class Requests:
     # Both sides.
 
     async def _register(self, session: Session, message: Message, fds: Fds) -> Answer:
-        wanted = TRAINER if session.side == TRAINER else "in_place or host_shadow"
+        wanted = TRAINER if session.side == TRAINER else "in_place, host_shadow or device_shadow"
         if (session.side == TRAINER) != (message["mode"] == TRAINER) or session.side == ADMIN:
             raise Refused("mode", wanted, message["mode"])
         data = read_document(fds[0], "layout")
@@ -96,6 +97,9 @@ class Requests:
         rank = LocalRank(session, layout, digest_of(data), message["mode"], session.page)
         if message["mode"] == HOST_SHADOW:
             rank.set_memory(shadow_memory(layout, fds.take(1)))
+        elif message.get("shadow") is not None:
+            with contextlib.closing(Fds(fds.take_between(1, len(fds) - ("path" in message)))) as rest:
+                rank.set_memory(lent_memory(layout, layout.kept, message["shadow"], rest))
         state = message["state"]
         rank.step = state["step"] if state else 0
         rank.since = NO_PUBLICATION if state else None  # who serves or is in a receive may have tickets of old daemons
@@ -215,13 +219,15 @@ class Requests:
             return await self._release_trainer(session)
         job, rank = self._rank(session, ENGINE)
         lane = job.lanes.get(session.group)
-        if rank.receiving and lane:
+        if lane and (rank.receiving or (rank.shadowed and rank.memory and rank.memory.device)):
             lane.taken_back(rank)
         if not rank.shadowed:
             rank.receiving, rank.told = None, None
             rank.fill(None)
         await job.movers.unmap(rank)
         rank.drop_device()
+        if rank.shadowed and rank.memory is None:
+            rank.spoil_shadow()
         job.poke()
         return NOTHING
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from refitd.errors import ProtocolError
 from refitd.hook.memfd import check_memory
@@ -31,20 +33,26 @@ def check_descriptors(message: Message, fds: Fds) -> None:
     if message["method"] == "hello":
         raise ProtocolError("method", "one hello", "a second hello")
     if message["method"] == "register":
+        fd_count = len(fds) - ("path" in message)
         _require(fds, 1 + (message["mode"] == HOST_SHADOW) + ("path" in message))
-        if "path" in message and not stat.S_ISSOCK(os.fstat(fds[len(fds) - 1]).st_mode):
+        if "path" in message and not stat.S_ISSOCK(os.fstat(fds[fd_count]).st_mode):
             raise ProtocolError("fds", "the socket of a mover thread, last", "another kind of descriptor")
-    for i, entry in enumerate(message.get("memory") or ()):
-        field = f"memory[{i}]"
+        _check_lent(message.get("shadow") or {}, fds[1:fd_count], "shadow.")
+    else:
+        _check_lent(message, fds)
+
+
+def _check_lent(lent: Mapping[str, Any], fds: Sequence[int], prefix: str = "") -> None:
+    """Memory as a message describes it, on the host or on a device, and the descriptors that it speaks of."""
+    for i, entry in enumerate(lent.get("memory") or ()):
+        field = f"{prefix}memory[{i}]"
         if entry["fd"] >= len(fds):
             raise ProtocolError(f"{field}.fd", f"less than {len(fds)}", str(entry["fd"]))
         check_memory(fds[entry["fd"]], entry["offset"] + entry["nbytes"], field)
-    for i, block in enumerate(
-        (message.get("device") or {}).get("blocks", ()) if message["method"] != "register" else ()
-    ):
+    for i, block in enumerate((lent.get("device") or {}).get("blocks", ())):
         if block["kind"] == "vmm" and block["fd"] + len(block["segments"]) > len(fds):
             raise ProtocolError(
-                f"device.blocks[{i}].fd", f"a descriptor for each segment, of {len(fds)}", str(block["fd"])
+                f"{prefix}device.blocks[{i}].fd", f"a descriptor for each segment, of {len(fds)}", str(block["fd"])
             )
 
 

@@ -24,6 +24,7 @@ from refitd.hook.executor import AUTO, Executor
 from refitd.hook.memfd import create_document
 from refitd.hook.messages import NAME, PROTO
 from refitd.hook.page import ControlPage
+from refitd.hook.shadow import Shadow, lent
 from refitd.hook.wire import Message
 
 log = logging.getLogger("refitd.hook")
@@ -72,7 +73,7 @@ class Registration:
     keep: list[str]
     layout: bytes
     state: Callable[[], dict[str, Any] | None]
-    shadow_fd: int | None = None
+    shadow: Shadow | None = None
     device: str | None = None  # UUID: where the weights will probably be, so that a mover can get ready
 
 
@@ -216,14 +217,15 @@ class Client:
         path, host = self.executor.begin(self._told_path, told.device)
         document = create_document("refitd-layout", told.layout)
         try:
-            fds = [document] if told.shadow_fd is None else [document, told.shadow_fd]
             more: dict[str, Any] = {"device": told.device} if told.device else {}
+            sockets = [] if host is None else [host.theirs.fileno()]
             if host is not None:
-                fds.append(host.theirs.fileno())
                 more["path"] = path
-            self._call = self._channel.start(
-                "register", fds, mode=told.mode, keep=told.keep, state=told.state(), **more
-            )
+            with lent(told.shadow) as (fields, fds):
+                self._call = self._channel.start(
+                    "register", [document, *fds, *sockets], mode=told.mode, keep=told.keep, state=told.state(), **more,
+                    **fields,
+                )  # fmt: skip
         finally:
             os.close(document)
             if host is not None:

@@ -18,11 +18,11 @@ from refitd.hook.client import RELEASE_SECONDS, Client, Identity, Registration
 from refitd.hook.executor import AUTO
 from refitd.hook.gpu.lend import current_device
 from refitd.hook.loan import Loan
-from refitd.hook.memory import SharedArena, Staging
-from refitd.hook.messages import ENGINE, HOST_SHADOW, IN_PLACE, Ticket
+from refitd.hook.memory import Staging
+from refitd.hook.messages import DEVICE_SHADOW, ENGINE, HOST_SHADOW, IN_PLACE, SHADOWS, Ticket
 from refitd.hook.page import Taken
-from refitd.hook.registration import Geometry, keep_of, moved, require_layout
-from refitd.hook.shadow import shadow_offsets
+from refitd.hook.registration import Geometry, keep_of, moved
+from refitd.hook.shadows import DeviceShadow, HostShadow
 from refitd.hook.wire import Message
 from refitd.stamps import stamp
 
@@ -41,7 +41,7 @@ class Engine:
         self._layout: Geometry | None = None
         self._mode, self._keep = IN_PLACE, list[str]()
         self._staging = Staging()
-        self._shadow: SharedArena | None = None
+        self._shadow: HostShadow | DeviceShadow | None = None
         self._offered: Ticket | None = None
         self._taken: Ticket | None = None
 
@@ -56,22 +56,30 @@ class Engine:
         """True while the weights may be a mix of publications: this rank must not serve."""
         return bool(self.client.page.dirty)
 
-    def register(self, layout: Geometry, mode: str = IN_PLACE, keep: Iterable[str] = ()) -> None:
-        """Hand over this rank's geometry and how it takes new weights: ``in_place`` or ``host_shadow``.
+    def register(
+        self, layout: Geometry, mode: str = IN_PLACE, keep: Iterable[str] = (), budget: int | None = None
+    ) -> None:
+        """Hand over this geometry and how it takes new weights: ``in_place``, ``host_shadow`` or ``device_shadow``.
 
-        ``keep``: patterns of storages that the trainer does not own. Raises InputError, and what the daemon finds
-        wrong (LayoutError, MismatchError, Refused). Without a daemon all is kept and handed over when one answers.
+        ``keep``: patterns of storages that the trainer does not own. ``budget``, for ``device_shadow``: bytes of the
+        current CUDA device that the shadow may take; it is allocated here. Raises InputError, DeviceError where there
+        is no memory left, and what the daemon finds wrong (LayoutError, MismatchError, Refused). Without a daemon all
+        is kept and handed over when one answers.
         """
-        if mode not in (IN_PLACE, HOST_SHADOW):
-            raise InputError("mode", f"{IN_PLACE} or {HOST_SHADOW}", repr(mode))
+        if mode not in (IN_PLACE, *SHADOWS):
+            raise InputError("mode", f"{IN_PLACE}, {HOST_SHADOW} or {DEVICE_SHADOW}", repr(mode))
         patterns, document = keep_of(layout, keep), layout.to_bytes()
         self._layout, self._mode, self._keep = layout, mode, patterns
-        self._shadow = SharedArena(shadow_offsets(layout.storages)[1]) if mode == HOST_SHADOW else None
-        shadow_fd = self._shadow.fd if self._shadow else None
+        self._shadow = self._make_shadow(layout, budget)
         self.client.register(
-            Registration(mode, patterns, document, self._state, shadow_fd, current_device()),
+            Registration(mode, patterns, document, self._state, self._shadow, current_device()),
             time.monotonic() + _FIRST_SECONDS,
         )
+
+    def _make_shadow(self, layout: Geometry, budget: int | None) -> HostShadow | DeviceShadow | None:
+        if self._mode == DEVICE_SHADOW:
+            return DeviceShadow(moved(layout, self._keep), budget)
+        return HostShadow(layout.storages) if self._mode == HOST_SHADOW else None
 
     def _state(self) -> dict[str, Any] | None:
         page, publication = self.client.page, self.publication
@@ -158,22 +166,21 @@ class Engine:
         return done
 
     def apply(self, ticket: Ticket, tensors: Mapping[str, Any]) -> None:
-        """``host_shadow``, on every worker at the same step boundary: copy the shadow into the live weights.
+        """In a shadow mode, on every worker at the same step boundary: copy the shadow into the live weights.
+
+        On a GPU that is one batch on a stream of its own, after all that was begun on the device before.
 
         Raises InputError for tensors that are not the layout's, Refused for a ticket that is older than what is
         served, for another replica, or whose publication the shadow does not hold (any more); ReceiveFailed where the
-        shadow changed during the copy: the rank then stays dirty.
+        shadow changed during the copy, and DeviceError: the rank then stays dirty.
         """
-        self._check(ticket, "apply", HOST_SHADOW)
+        self._check(ticket, "apply", *SHADOWS)
         blocks = blocks_of(tensors, moved(self._layout, self._keep))
-        places, _total = shadow_offsets(require_layout(self._layout).storages)
         assert self._shadow is not None
         seal = self._seal(ticket)
         self.client.page.dirty = 1
         failpoint("apply", role="engine", key=self.client.identity.key)
-        for name, block in blocks.items():
-            offset, nbytes = places[name]
-            block.load(self._shadow.bytes[offset : offset + nbytes])
+        self._shadow.load(blocks)
         if self._seal(ticket, torn=True) != seal:
             raise ReceiveFailed("the shadow changed while it was copied")
         self._switch(ticket)
@@ -190,10 +197,11 @@ class Engine:
             raise Refused("ticket", f"the publication in the shadow, {held}", f"{ticket.generation}, {ticket.revision}")
         return word
 
-    def _check(self, ticket: Ticket, kind: str, mode: str) -> None:
+    def _check(self, ticket: Ticket, kind: str, *modes: str) -> None:
         self.client.own()
-        if (ticket.kind, self._mode) != (kind, mode):
-            raise InputError("ticket.kind", f"{kind} in mode {mode}", f"{ticket.kind} in mode {self._mode}")
+        if ticket.kind != kind or self._mode not in modes:
+            expected = f"{kind} in mode {' or '.join(modes)}"
+            raise InputError("ticket.kind", expected, f"{ticket.kind} in mode {self._mode}")
         who = self.client.identity
         if (ticket.job, ticket.replica) != (who.job, who.group):
             raise Refused("ticket.replica", f"{who.job}/{who.group}", f"{ticket.job}/{ticket.replica}")
@@ -219,10 +227,13 @@ class Engine:
     def release(self) -> None:
         """Before sleep or before the weights move: returns when no mover has this rank's memory mapped.
 
-        Raises DaemonUnavailable where that cannot be known.
+        A shadow on a device is freed: the next publication comes after the next `register`. Raises DaemonUnavailable
+        where that cannot be known.
         """
         self.client.end_loan()
         self.client.release(RELEASE_SECONDS)
+        if self._shadow is not None:
+            self._shadow.drop()
 
     def close(self) -> None:
         """End the registration; harmless when repeated."""

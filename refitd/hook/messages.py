@@ -27,7 +27,8 @@ class Outcome(StrEnum):
 
 RELEASED, SKIPPED = Outcome.RELEASED, Outcome.SKIPPED
 TRAINER, ENGINE, ADMIN = "trainer", "engine", "admin"
-IN_PLACE, HOST_SHADOW = "in_place", "host_shadow"
+IN_PLACE, HOST_SHADOW, DEVICE_SHADOW = "in_place", "host_shadow", "device_shadow"
+SHADOWS = (HOST_SHADOW, DEVICE_SHADOW)
 _HANDLE = re.compile("[0-9a-f]{128}")
 _NAME = re.compile(r"[A-Za-z0-9_.:@+=-]{1,128}")
 
@@ -122,6 +123,7 @@ BLOCK = Kind("an IPC handle of 64 bytes, or segments with a descriptor each", _i
 DEVICE = _record(
     uuid=TEXT, blocks=_list_of(BLOCK), storages=_list_of(_record(name=TEXT, block=COUNT, offset=COUNT, nbytes=COUNT))
 )
+LENT = _record(memory=MEMORY, device=_or_null(DEVICE))
 STATE = _record(generation=COUNT, revision=COUNT, step=STEP, token=COUNT, dirty=FLAG)
 
 Fields = Mapping[str, Kind]
@@ -130,7 +132,7 @@ REQUESTS: Mapping[str, Fields] = {
         "proto": COUNT, "client": TEXT, "job": NAME_OR_EMPTY, "side": _one_of(TRAINER, ENGINE, ADMIN),
         "group": NAME_OR_EMPTY, "rank": COUNT, "world": POSITIVE, "incarnation": TEXT,
     },
-    "register": {"mode": _one_of(TRAINER, IN_PLACE, HOST_SHADOW), "keep": NAMES, "state": _or_null(STATE)},
+    "register": {"mode": _one_of(TRAINER, IN_PLACE, *SHADOWS), "keep": NAMES, "state": _or_null(STATE)},
     "publish": {"seq": COUNT, "step": STEP, "word": WORD, "memory": _or_null(MEMORY)},
     "withdraw": {"seq": COUNT, "reason": TEXT},
     "report": {"seq": COUNT, "close": FLAG, "min_replicas": _or_null(COUNT)},
@@ -146,7 +148,7 @@ REQUESTS: Mapping[str, Fields] = {
     "limit": {"job": NAME, "rate": _or_null(RATE)},
 }  # fmt: skip
 OPTIONAL: Mapping[str, Fields] = {
-    "register": {"device": _or_null(TEXT), "path": _one_of("auto", "library")},
+    "register": {"device": _or_null(TEXT), "path": _one_of("auto", "library"), "shadow": _or_null(LENT)},
     "publish": {"device": _or_null(DEVICE)},
     "receive": {"device": _or_null(DEVICE)},
 }

@@ -48,6 +48,10 @@ class Fds(Sequence[int]):
         self._mine.discard(self._fds[index])
         return self._fds[index]
 
+    def take_between(self, start: int, stop: int) -> list[int]:
+        """The descriptors from ``start`` to below ``stop``, now the caller's to close."""
+        return [self.take(index) for index in range(start, stop)]
+
     def take_all(self) -> list[int]:
         """All descriptors, now the caller's to close."""
         self._mine.clear()

@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 from refitd.layout.dtypes import ITEMSIZE
 
 ALIGNMENT = 64
+
+
+class Shadow(Protocol):
+    """Memory beside the live weights that a publication lands in."""
+
+    def lend(self) -> contextlib.AbstractContextManager[tuple[Mapping[str, Any], Sequence[int]]]:
+        """What ``register`` says of it, and its descriptors, which are valid inside."""
+
+
+@contextlib.contextmanager
+def lent(shadow: Shadow | None) -> Iterator[tuple[Mapping[str, Any], Sequence[int]]]:
+    """As `Shadow.lend`; nothing where there is no shadow."""
+    if shadow is None:
+        yield {}, ()
+    else:
+        with shadow.lend() as found:
+            yield found
 
 
 def align(offset: int) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from refitd.bench import main as bench
-from refitd.bench import mover, pack, repair
+from refitd.bench import mover, pack, pause, repair
 from refitd.bench.arguments import parse as parse_refit
 from refitd.bench.gpu_run import ROOT, STEPS, Step, main
 
@@ -22,8 +22,8 @@ def parse(words: tuple[str, ...]) -> None:
     subject, *options = words
     if subject == "refit":
         parse_refit(words)
-    elif subject in ("repair", "mover"):
-        {"repair": repair, "mover": mover}[subject]._parse(options)
+    elif subject in ("repair", "mover", "pause"):
+        {"repair": repair, "mover": mover, "pause": pause}[subject]._parse(options)
     else:
         assert subject == "pack"
         pack._parse(["cpu" if word == "cuda" else word for word in options if word not in ("--only", "cards")])

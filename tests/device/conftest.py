@@ -6,7 +6,7 @@ from pathlib import Path
 import fake_gpu
 import pytest
 
-from refitd.hook import engine, trainer
+from refitd.hook import engine, shadows, trainer
 from refitd.hook.gpu import lend
 from refitd.mover.cuda import mounts
 
@@ -20,6 +20,7 @@ def gpu(tmp_path, monkeypatch):
     monkeypatch.setattr(lend, "place_of", fake_gpu.place_of)
     for module in (lend, trainer, engine):
         monkeypatch.setattr(module, "current_device", lambda: fake_gpu.UUID)
+    monkeypatch.setattr(shadows, "device_empty", fake_gpu.empty)
     monkeypatch.setattr(mounts, "open_device", fake_gpu.open_device)
     yield fake_gpu
     fake_gpu._mine.clear()

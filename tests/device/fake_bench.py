@@ -7,7 +7,7 @@ from math import prod
 import fake_gpu
 import torch
 
-from refitd.bench import clients, main, models, mover, on_device, tenant
+from refitd.bench import clients, main, models, mover, on_device, pause, tenant
 from refitd.bench.cards import card
 from refitd.mover.device import bytes_at
 
@@ -55,6 +55,7 @@ class Tenant(tenant.Tenant):
 
 
 models.LARGE = {"1GiB": (2, 64)}
+pause.COPY_BYTES, pause.LAYERS = {"cuda": 1 << 20}, {"cuda": 0}
 clients.device_empty, clients._settle = device_empty, lambda device: None
 tenant.Tenant, mover.WINDOW_MS, mover.WINDOWS, mover.REFITS = Tenant, 20, 2, 2
 on_device.Copier, on_device.facts = Copier, lambda: {"card": "none"}

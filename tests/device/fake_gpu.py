@@ -18,6 +18,7 @@ import torch
 
 from refitd.errors import DeviceError
 from refitd.mover.cuda.device import Device, device_errors
+from refitd.mover.device import bytes_at
 from refitd.mover.spent import Spent
 
 UUID = "GPU-fake"  # of the first card; the others have their number behind it
@@ -151,6 +152,11 @@ def place_of(block):
     return (_card, block.address) if inside else None
 
 
+def empty(nbytes):
+    """As `refitd.hook.shadows.device_empty`."""
+    return bytes_at(allocate(nbytes), nbytes, "cpu")
+
+
 class FakeDevice(Device):
     """Full when the file says so."""
 
@@ -179,11 +185,11 @@ def open_device(uuid, spent=None):
 
 def install():
     """In this process, before its movers and clients are made."""
-    from refitd.hook import engine, trainer
+    from refitd.hook import engine, shadows, trainer
     from refitd.hook.gpu import lend
     from refitd.mover.cuda import device
 
-    lend.Driver, lend.place_of = FakeDriver, place_of
+    lend.Driver, lend.place_of, shadows.device_empty = FakeDriver, place_of, empty
     for module in (lend, trainer, engine):
         module.current_device = lambda: uuid_of(_card)
     device.open_device = open_device

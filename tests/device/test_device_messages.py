@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,10 @@ import torch
 from fake_daemon import TICKET, FakeDaemon, Mover, Plain
 
 from refitd.daemon.rank import lent_memory
-from refitd.errors import ProtocolError, Refused
+from refitd.errors import InputError, ProtocolError, Refused
 from refitd.hook.admission import check_descriptors
 from refitd.hook.engine import connect_engine
+from refitd.hook.gpu.batch import Batch
 from refitd.hook.messages import Ticket, check
 from refitd.hook.session import Fds
 from refitd.hook.trainer import connect_trainer
@@ -160,3 +162,80 @@ def test_the_daemon_compares_names_and_sizes_and_passes_the_rest_on():
     beside = [{"name": "w", "fd": 0, "offset": 0, "nbytes": 32}]
     with pytest.raises(Refused, match="beside memory on a device"):
         lent_memory(layout, (), {"memory": beside, "device": device}, Fds())
+
+
+APPLY = {**TICKET, "kind": "apply"}
+
+
+def test_a_shadow_on_the_device_is_lent_with_the_registration(gpu, daemon):
+    """One block for both storages, 256 bytes apart, beside the live weights; `apply` copies what is whole in it."""
+    _address, weights = make(gpu)
+    with connect_engine("grpo", "r0", 0, 1, str(daemon.path)) as engine:
+        with pytest.raises(InputError, match="budget: expected at least 288 bytes of device memory, got 287"):
+            engine.register(LAYOUT, mode="device_shadow", budget=287)
+        engine.register(LAYOUT, mode="device_shadow", budget=288)
+        sent = daemon.seen("register")
+        shadow = sent["shadow"]
+        assert (sent["mode"], sent["device"], shadow["memory"], shadow["device"]["uuid"]) == (
+            "device_shadow", gpu.UUID, [], gpu.UUID,
+        )  # fmt: skip
+        assert [(s["name"], s["block"], s["offset"], s["nbytes"]) for s in shadow["device"]["storages"]] == [
+            ("v", 0, 0, 256), ("w", 0, 256, 32),
+        ]  # fmt: skip
+        mover = gpu.FakeDriver()
+        opened = mover.open_ipc(bytes.fromhex(shadow["device"]["blocks"][0]["handle"]))
+        arrived = torch.arange(288, dtype=torch.int32).to(torch.uint8)
+        bytes_at(opened, 288, "cpu").copy_(arrived)
+        weights["v"].zero_()
+        daemon.page("engine/r0/0").set_shadow_publication(1, 7)
+        engine.apply(Ticket.from_json(APPLY), weights)
+        assert (engine.publication, engine.dirty) == ((1, 7), False)
+        for name, part in (("v", arrived[:256]), ("w", arrived[256:])):
+            assert torch.equal(weights[name].view(torch.uint8), part)
+
+
+def test_a_shadow_that_was_released_is_lent_no_more(gpu, daemon):
+    """Its memory is free, a daemon that comes back is told of none, and the next registration makes another."""
+    with connect_engine("grpo", "r0", 0, 1, str(daemon.path)) as engine:
+        engine.register(LAYOUT, mode="device_shadow", budget=288)
+        engine.release()
+        daemon.stop()
+        assert engine.pending() is None
+        daemon.start()
+        deadline = time.monotonic() + 10
+        while not engine.client.ready:
+            engine.pending()
+            assert time.monotonic() < deadline
+        assert "shadow" not in daemon.seen("register", 2)
+        engine.register(LAYOUT, mode="device_shadow", budget=288)
+        first, last = daemon.seen("register")["shadow"], daemon.seen("register", 3)["shadow"]
+        assert first["device"]["blocks"][0]["id"] != last["device"]["blocks"][0]["id"]
+
+
+def test_a_device_that_shares_nothing_gets_its_shadow_on_the_host(gpu, daemon, monkeypatch, caplog):
+    """As weights of in_place are staged there; the reason is said."""
+    monkeypatch.setenv("REFITD_FAKE_GPU_FAILS", "1")
+    with connect_engine("grpo", "r0", 0, 1, str(daemon.path)) as engine:
+        engine.register(LAYOUT, mode="device_shadow", budget=288)
+    shadow = daemon.seen("register")["shadow"]
+    assert shadow["device"] is None
+    assert [(entry["name"], entry["offset"]) for entry in shadow["memory"]] == [("v", 0), ("w", 256)]
+    assert [record.message for record in caplog.records] == [
+        "weights on a GPU are staged on the host: cuInit: CUDA_ERROR_NO_DEVICE",
+        "the shadow is in host memory: there is no GPU memory here that a mover could write",
+    ]
+
+
+def test_a_batch_copies_every_length_and_place():
+    """In the widest words that both ends allow, large ones by themselves."""
+    sizes = (0, 1, 2, 3, 8, 24, 1000, 4096, 100_000)
+    flat = torch.randint(0, 256, (2 * sum(sizes) + 64,), dtype=torch.uint8)
+    for large in (0, 4096, 1 << 30):
+        for shift in (0, 1, 2, 4):
+            sources, targets, at = [], [], shift
+            for nbytes in sizes:
+                sources.append(flat[at : at + nbytes])
+                targets.append(torch.zeros(nbytes + shift, dtype=torch.uint8)[shift:])
+                at += nbytes
+            Batch(list(zip(targets, sources, strict=True)), large).run()
+            assert all(torch.equal(*pair) for pair in zip(targets, sources, strict=True))

@@ -33,6 +33,21 @@ def test_the_benchmark_refits_on_a_device_phase_by_phase(tmp_path):
     assert found["cuda_1GiB_movers_throughput"]["baseline"] == 486.0
 
 
+def test_a_shadow_on_the_device_is_filled_there_and_copied_at_once(tmp_path):
+    """Bit-exact (else it fails) in both modes; the pause of the shadow leaves out what the movers do."""
+    arguments = ["pause", "--device", "cuda", "--model", "1GiB", "--repeats", "3", "--json"]
+    done = run(tmp_path, "fake_bench.py", *arguments)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "the shadow is in host memory" not in done.stderr
+    found = {row["name"]: row for row in json.loads(done.stdout.splitlines()[-1])["rows"]}
+    for mode in ("device_shadow", "in_place"):
+        pause = found[f"pause_cuda_1GiB_{mode}"]
+        assert pause["ratio"] == pytest.approx(pause["value"] / pause["baseline"])
+    in_place = found["pause_cuda_1GiB_in_place"]
+    assert in_place["baseline"] == found["pause_cuda_1GiB_in_place_movers"]["value"]
+    assert in_place["value"] > in_place["baseline"]
+
+
 @pytest.mark.parametrize(
     ("fault", "transport"),
     [("kill", "peer"), ("stop", "peer"), ("kill", "nccl"), ("stop", "nccl")],

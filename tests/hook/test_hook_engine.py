@@ -38,9 +38,9 @@ def engine(daemon: FakeDaemon, mover: Mover) -> Iterator[Engine]:
         yield made
 
 
-@pytest.fixture
-def shadowed(daemon: FakeDaemon) -> Iterator[tuple[Engine, int]]:
-    """An engine in host_shadow, and the daemon's descriptor of its shadow."""
+@pytest.fixture(params=["host_shadow", "device_shadow"])
+def shadowed(daemon: FakeDaemon, request: pytest.FixtureRequest) -> Iterator[tuple[Engine, int]]:
+    """An engine with a shadow (device_shadow without any device), and the daemon's descriptor of it."""
     taken: list[int] = []
 
     def register(session, message, fds):
@@ -49,7 +49,7 @@ def shadowed(daemon: FakeDaemon) -> Iterator[tuple[Engine, int]]:
 
     daemon.replies["register"] = register
     with connect_engine("grpo", "r0", 0, 1, str(daemon.path)) as made:
-        made.register(LAYOUT, mode="host_shadow", keep=["extra.*"])
+        made.register(LAYOUT, mode=request.param, keep=["extra.*"], budget=64)
         yield made, taken[0]
     for fd in taken:
         os.close(fd)
@@ -317,7 +317,7 @@ def test_wrong_tickets(daemon: FakeDaemon, engine: Engine, ticket: Ticket, error
 
 def test_bad_mode(daemon: FakeDaemon, engine: Engine) -> None:
     """An unknown mode and a keep that is no list are refused."""
-    with pytest.raises(InputError, match="mode: expected in_place or host_shadow"):
+    with pytest.raises(InputError, match="mode: expected in_place, host_shadow or device_shadow"):
         engine.register(LAYOUT, mode="magic")
     with pytest.raises(InputError, match="keep: expected a list of patterns"):
         engine.register(LAYOUT, keep="kv.*")
