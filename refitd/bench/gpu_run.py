@@ -88,6 +88,12 @@ STEPS = (
     Step("bad-luck-nccl", 90, _bad_luck("oom-nccl", "versions")),
     Step("refit-peer-48gb", 180, _bench(
         "refit", "--device", "cuda", "--transport", "peer", "--model", "48GB", "--repeats", "7")),
+    Step("pause", 90, _bench("pause", "--device", "cuda", "--model", "16GB", "--repeats", "10")),
+    Step("pause-in-place", 120, _bench(
+        "pause", "--device", "cuda", "--model", "48GB", "--modes", "in_place", "--repeats", "7")),
+    Step("real-engine", 120, ("tests/real/real_check.py", "--device", "cuda", "--size", "card")),
+    Step("real-engine-shadow", 120, (
+        "tests/real/real_check.py", "--device", "cuda", "--size", "card", "--mode", "device_shadow")),
     Step("gpu-tests", 300, _tests("tests/mover/test_kernels.py", "tests/gpu")),
     Step("repair-2", 120, _bench("repair", "--device", "cuda", "--gpus", "2", "--repeats", "3"), 2),
     Step("two-replicas", 60, _cards(1, "peer", "--size", "1GiB", "16GB", "--width", "512", "--repeats", "5")),
