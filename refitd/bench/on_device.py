@@ -157,7 +157,7 @@ class Copier:
         """GB/s of a plain copy, the best of ten."""
         source = torch.randint(0, 256, (COPY_BYTES,), dtype=torch.uint8, device="cuda")
         target = torch.empty_like(source)
-        return max(copy_rate(source, target) for _ in range(10 + WARM_UPS))
+        return max(_copy_rate(source, target) for _ in range(10 + WARM_UPS))
 
     def exact(self, step: int) -> bool:  # noqa: ARG002  a plain copy is trusted
         return True
@@ -166,7 +166,7 @@ class Copier:
         """Nothing to let go of."""
 
 
-def copy_rate(source: torch.Tensor, target: torch.Tensor) -> float:
+def _copy_rate(source: torch.Tensor, target: torch.Tensor) -> float:
     torch.cuda.synchronize()
     began = time.monotonic()
     target.copy_(source)

@@ -29,10 +29,10 @@ class Failed(Exception):
 
 
 class Party:
-    """A rank in a process of its own. For a card it starts anew: a fork cannot use a driver that was asked before."""
+    """A rank in a process of its own, forked before anybody here has touched CUDA: importing takes long."""
 
-    def __init__(self, device, name, make, *arguments):
-        context = multiprocessing.get_context("fork" if device == "cpu" else "spawn")
+    def __init__(self, name, make, *arguments):
+        context = multiprocessing.get_context("fork")
         self.name, (self._pipe, theirs) = name, context.Pipe()
         self._process = context.Process(target=real_parties.serve, args=(theirs, make, *arguments), daemon=True)
         self._process.start()
@@ -73,7 +73,6 @@ def start_trainers(arguments, folder, socket, tried):
         model = arguments.model, arguments.size
         parties = [
             Party(
-                arguments.device,
                 f"trainer{rank}",
                 real_parties.Trainer,
                 rank,
@@ -135,7 +134,6 @@ def check(arguments):
             about = arguments.device, arguments.model, arguments.size, arguments.mode
             engines = [
                 Party(
-                    arguments.device,
                     f"engine{rank}",
                     real_parties.Engine,
                     rank,
@@ -181,8 +179,9 @@ def main():
     parser.add_argument("--steps", type=int, default=2, help="optimizer steps before each refit")
     parser.add_argument("--spoil", type=int, metavar="STEP", help="a wrong bit after this refit, which must be found")
     arguments = parser.parse_args()
-    if arguments.model == "transformers" and arguments.device == "cpu":
-        import transformers  # noqa: F401  once, before the ranks are forked
+    if arguments.model == "transformers":
+        os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # a fork cannot use a driver that was asked before
+        from transformers import Qwen3ForCausalLM  # noqa: F401  once, before the ranks are forked
     try:
         document = check(arguments)
     except Failed as error:
