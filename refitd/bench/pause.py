@@ -78,7 +78,7 @@ def measure(device: str, name: str, modes: Sequence[str], repeats: int) -> list[
 def _rounds(model: models.Model, device: str, mode: str, repeats: int) -> tuple[list[float], list[Round]]:
     """Pauses and rounds, seconds; every bit of every round was compared."""
     bucket = BUCKET_BYTES if device == "cuda" else 4 << 20
-    with contest.refit(model, "peer", device, Settings("checksum", bucket, traced=True), mode) as one:
+    with contest.refit(model, "peer", device, Settings("checksum", bucket, traced=True), mode=mode) as one:
         pauses, spans = [], []
         for step in range(WARM_UPS + repeats):
             one.round(step)
