@@ -36,6 +36,7 @@ bucket_bytes = {bucket_bytes}
 path = "{path}"
 [timeouts]
 build = 60.0
+offer = 20.0
 [log]
 level = "{level}"
 format = "json"

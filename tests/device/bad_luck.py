@@ -145,7 +145,9 @@ def wait_for(probe, one, what):
 
 def versions(_card):
     """With ``nccl`` asked for, the lane says which versions differ; with equal ones it is built, and refits."""
-    model, config = models.model(MODEL), {"data.transport": "nccl", "timeouts.build": 30.0, "log.level": "debug"}
+    model, config = models.model(MODEL), {
+        "data.transport": "nccl", "timeouts.build": 30.0, "timeouts.offer": 20.0, "log.level": "debug",
+    }  # fmt: skip
     etcd = spawn_etcd(prefer="distro")
     processes, daemons = [], []
     try:
