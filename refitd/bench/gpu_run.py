@@ -107,7 +107,7 @@ STEPS = (
         2, "peer", "--layout", "rows_to_cols", "--size", "16GB", "--width", "contiguous", "512", "128",
         "--repeats", "5", "--rivals", "copies"), 2),
     Step("cards2-nccl", 120, _cards(
-        2, "nccl", "--size", "16GB", "--width", "contiguous", "512", "--repeats", "5", "--rivals", "copies"), 2),
+        2, "nccl", "--layout", "one_to_one", "--size", "16GB", "--width", "contiguous", "512", "--repeats", "5"), 2),
     Step("cards2-rivals", 90, _cards(2, "peer", "--size", "4GB", "--width", "512", "--repeats", "5"), 2),
     Step("cards2-m2n", 120, _cards(
         2, "peer", "--layout", "one_to_one", "--size", "1MiB", "16MiB", "256MiB", "1GiB", "2GiB", "--repeats", "10",
