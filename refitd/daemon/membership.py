@@ -31,7 +31,7 @@ class Membership:
         self._job = job
         self.incarnation = uuid.uuid4().hex
         self._boot, self._lock = boot_id(), lock_id(job.config)
-        self._versions = versions()
+        self._versions = asdict(versions())
         self._refused: set[str] = set()
         self._log = structlog.get_logger().bind(job=job.job, node=job.node)
         job.agreement.lost = self._lease_lost
@@ -66,7 +66,7 @@ class Membership:
         planners = (PLANNER_VERSION,)
         return Member(
             job.node, node.domain, job.own_address, self.incarnation, self._boot, planners, shown, self._lock,
-            **asdict(self._versions), transport=job.config.data.transport,
+            **self._versions, transport=job.config.data.transport,
         )  # fmt: skip
 
     async def _take_over(self, other: Member, revision: int) -> None:

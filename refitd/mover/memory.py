@@ -42,6 +42,7 @@ class Memory:
     ) -> None:
         self.key, self.arrays, self.writable, self.places = key, arrays, writable, places
         self._dtypes, self._page, self._word_index = dtypes, page, word_index
+        self.checked: Program | None = None  # what it was last found to have all storages of
 
     on_device = False
 

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from weakref import WeakSet
 
 import numpy as np
 
@@ -91,7 +90,6 @@ class Round:
         self._touching, self._touch = 0, _Touch(self)
         self._held = self._failpoint_due = armed()  # until `open`: nothing moves before a tester has had its say
         self._stage0_left = sum(bucket.stage == 0 for bucket in self.incoming.values())
-        self._checked: WeakSet[Memory] = WeakSet()  # weak: a round that is over must not keep memory mapped
         self._mirror: Program | None = None  # the program whose sources are our destinations
         self._skipped: int | None = None
 
@@ -286,10 +284,9 @@ class Round:
         memory = self._memories.get(key)
         if memory is None:
             raise TransportError((bucket.src, bucket.dst), f"memory of {key} is not mounted")
-        with self.cond:
-            if memory not in self._checked:
-                memory.check([ref for ref in self.program.storages if ref.rank == key])
-                self._checked.add(memory)
+        if memory.checked is not self.program:  # neither ever changes, and a lane runs the same program again and again
+            memory.check([ref for ref in self.program.storages if ref.rank == key])
+            memory.checked = self.program
         return memory
 
     def destination(self, bucket: Bucket) -> Memory:

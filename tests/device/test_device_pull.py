@@ -17,11 +17,11 @@ from refitd.hook.page import ControlPage
 from refitd.layout.dtypes import ITEMSIZE
 from refitd.mover.child import Mover
 from refitd.mover.cuda import pull
-from refitd.mover.cuda.groups import groups
+from refitd.mover.cuda.groups import batches, groups
 from refitd.mover.cuda.mounts import Devices
 from refitd.mover.cuda.warm import tables
 from refitd.mover.device import bytes_at
-from refitd.mover.kernels import bucket_checksum
+from refitd.mover.kernels import Launch, bucket_checksum
 from refitd.mover.reading import Reading
 from refitd.mover.round import Round, RunOptions
 from refitd.plan import execute
@@ -119,7 +119,7 @@ class Rig:
         out = {"w": np.zeros(refs[2].numel, execute.array_dtype(refs[2].dtype))}
         for bucket in self.program.buckets:
             owner = self.ranks[OWNERS.index(bucket.src)]
-            source = {"w": owner.bytes.view(execute.array_dtype(refs[0].dtype))}
+            source = {"w": owner.bytes.view(execute.array_dtype(owner.dtype))}
             execute.copy(self.program, bucket, source, out)
         return out["w"].view(np.uint8)
 
@@ -401,6 +401,33 @@ def test_an_error_of_the_device_ends_the_mover(rig, monkeypatch):
     fatal = ended.get(timeout=10)
     assert (fatal.exc_type, fatal.exc_value.call) == (DeviceError, "move buckets")
     assert one.round().verified == set()
+
+
+def test_launches_of_several_dtypes_are_under_way_before_the_first_is_waited_for(rig, monkeypatch):
+    """A launch for each pair of dtypes, and bit-exact; their buckets count together, when all loan words were read."""
+    program = make_program()
+    program.storages[1] = program.storages[1]._replace(dtype="float32")
+    did = []
+    real = {name: getattr(Launch, name) for name in ("run", "checksums")}
+    for name in real:
+        monkeypatch.setattr(Launch, name, lambda self, name=name: did.append(name) or real[name](self))
+    one = rig(program)
+    one.mount()
+    one.build()
+    one.run()
+    assert one.wait("done")["verified"] == list(range(8))
+    assert one.mine.bytes.tolist() == one.expected().tolist()
+    assert did == ["run", "run", "checksums", "checksums"]
+
+
+def test_groups_are_started_together_up_to_a_limit():
+    """A group that is larger than it is alone."""
+    program = make_program()
+    size = program.buckets[0].nbytes
+    alone = [[bucket] for bucket in program.buckets[:5]]
+    assert batches(alone, 2 * size) == [alone[0:2], alone[2:4], alone[4:]]
+    assert batches([list(program.buckets[:3]), alone[3]], 2 * size) == [[list(program.buckets[:3])], [alone[3]]]
+    assert batches([], size) == []
 
 
 def test_launches_have_one_pair_of_dtypes_and_a_limit():

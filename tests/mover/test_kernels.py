@@ -16,7 +16,7 @@ from kernel_rig import SHAPES, Bench, make_program
 
 from refitd.errors import InputError
 from refitd.layout.dtypes import CASTS
-from refitd.mover.kernels import bucket_checksum, gather, reread, scatter, through
+from refitd.mover.kernels import bucket_checksum, gather, prepare, reread, scatter, through
 from refitd.mover.kernels.table import Kind
 
 PLACES = [
@@ -142,6 +142,28 @@ def test_bytes_at_odd_addresses(place):
     bucket = program.buckets[0]
     table = through(program, [bucket], {"from": shifted.data_ptr() + 1}, bench.destinations)
     assert bench.run(table) == {bucket.id: bucket_checksum(program, bucket, bench.packed(bucket))}
+    assert np.array_equal(bench.dst.cpu().numpy(), bench.expected())
+
+
+def test_a_launch_runs_again_and_again(place):
+    """Each run has its own sums, of the bytes as they then are, whatever ran between; asking twice changes nothing."""
+    device, backend = place
+    program = make_program([("rows", 0, "dense", 0, 4, 16)], ("bfloat16", "bfloat16"))
+    bench = Bench(program, device, backend)
+    launch = prepare(through(program, program.buckets, bench.sources, bench.destinations), device, backend)
+    launch.run()
+    before = launch.checksums()
+    bucket = program.buckets[0]
+    assert before == launch.checksums() == {bucket.id: bucket_checksum(program, bucket, bench.packed(bucket))}
+    launch.run()
+    launch.run(sums=False)
+    launch.run()
+    assert launch.checksums() == before
+    bench.src.add_(1)
+    launch.run()
+    after = launch.checksums()
+    bench.from_cpu["from"].view(np.uint8)[:] += 1
+    assert before != after == {bucket.id: bucket_checksum(program, bucket, bench.packed(bucket))}
     assert np.array_equal(bench.dst.cpu().numpy(), bench.expected())
 
 

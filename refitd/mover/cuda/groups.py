@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from refitd.plan.program import Bucket, Program
+
+Batch = list[list[Bucket]]
 
 
 def groups(program: Program, buckets: Sequence[Bucket], nbytes: int) -> Iterator[list[Bucket]]:
@@ -23,6 +25,20 @@ def groups(program: Program, buckets: Sequence[Bucket], nbytes: int) -> Iterator
             group.append(bucket)
             filled += bucket.nbytes
         yield group
+
+
+def batches(grouped: Iterable[list[Bucket]], nbytes: int) -> list[Batch]:
+    """Groups that are started together: of at most ``nbytes`` (one group may be larger), in order."""
+    found: list[Batch] = []
+    filled = 0
+    for group in grouped:
+        size = sum(bucket.nbytes for bucket in group)
+        if not found or filled + size > nbytes:
+            found.append([])
+            filled = 0
+        found[-1].append(group)
+        filled += size
+    return found
 
 
 def rank_name(rank: str, name: str) -> str:

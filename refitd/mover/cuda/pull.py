@@ -1,6 +1,6 @@
 """Buckets between memory on GPUs of one host: many a launch, straight into place, summed on the way.
 
-Loan words are read before a launch and again when its work is done; only then do its buckets count.
+Loan words are read before a batch of launches and again when its work is done; only then do its buckets count.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from refitd.errors import InputError, TransportError
 from refitd.mover.cuda.device import device_errors
-from refitd.mover.cuda.groups import by_rank, groups, rank_name
+from refitd.mover.cuda.groups import Batch, batches, by_rank, groups, rank_name
 from refitd.mover.cuda.memory import DeviceMemory
 from refitd.mover.kernels import Launch, interleaved, reread, through
 from refitd.mover.memory import Memory
@@ -52,7 +52,7 @@ class Puller:
     def __init__(self, launch_bytes: int = LAUNCH_BYTES) -> None:
         self._launch_bytes = launch_bytes
         self._kept: dict[_Key, _Kept] = {}
-        self._grouped: tuple[Program, tuple[int, ...], list[list[Bucket]]] | None = None
+        self._batched: tuple[Program, tuple[int, ...], list[Batch]] | None = None
 
     def pull(self, round_: Round, buckets: Sequence[Bucket], words: Mapping[str, int]) -> None:
         """Move ``buckets``, whose both ends are on devices; ``words`` are the lenders' loan words by rank key.
@@ -61,21 +61,21 @@ class Puller:
         to be expected of this process's device.
         """
         stamp("pull", round_.rank)
-        for group in self._groups(round_.program, buckets):
+        for batch in self._batches(round_.program, buckets):
             with round_.touching():
-                self._move(round_, group, words)
+                self._move(round_, batch, words)
 
-    def _groups(self, program: Program, buckets: Sequence[Bucket]) -> list[list[Bucket]]:
-        """As `groups`; a lane does the same again and again."""
+    def _batches(self, program: Program, buckets: Sequence[Bucket]) -> list[Batch]:
+        """As `batches`; a lane does the same again and again."""
         ids = tuple(bucket.id for bucket in buckets)
-        if self._grouped is None or self._grouped[0] is not program or self._grouped[1] != ids:
-            self._grouped = program, ids, list(groups(program, buckets, self._launch_bytes))
-        return self._grouped[2]
+        if self._batched is None or self._batched[0] is not program or self._batched[1] != ids:
+            self._batched = program, ids, batches(groups(program, buckets, self._launch_bytes), self._launch_bytes)
+        return self._batched[2]
 
-    def _move(self, round_: Round, group: Sequence[Bucket], words: Mapping[str, int]) -> None:
+    def _move(self, round_: Round, batch: Batch, words: Mapping[str, int]) -> None:
         lenders: dict[str, DeviceMemory] = {}
         with ExitStack() as pins:
-            for bucket in {bucket.src: bucket for bucket in group}.values():
+            for bucket in {bucket.src: bucket for group in batch for bucket in group}.values():
                 try:
                     own = _pinned(pins, bucket, round_.destination(bucket))
                     lender = _pinned(pins, bucket, round_.lender(bucket, words.get(bucket.src)))
@@ -85,35 +85,26 @@ class Puller:
                     round_.fail(error.edge, error.reason)
                 except InputError as error:
                     round_.fail((bucket.src, bucket.dst), str(error))
-            todo = [bucket for bucket in group if bucket.src in lenders]
-            if moving := [bucket for bucket in todo if not round_.skips(bucket)]:
-                self._run(round_, moving, lenders, own)
-        self._count(round_, todo, lenders, words)
+            todo = [[bucket for bucket in group if bucket.src in lenders] for group in batch]
+            moving = [[bucket for bucket in group if not round_.skips(bucket)] for group in todo]
+            if any(moving):
+                self._run(round_, [group for group in moving if group], lenders, own)
+        self._count(round_, [bucket for group in todo for bucket in group], lenders, words)
 
-    def _run(
-        self, round_: Round, buckets: list[Bucket], lenders: Mapping[str, DeviceMemory], own: DeviceMemory
-    ) -> None:
-        again = round_.options.verify == "reread"
+    def _run(self, round_: Round, batch: Batch, lenders: Mapping[str, DeviceMemory], own: DeviceMemory) -> None:
+        """All launches are on their way before the first is waited for."""
         own.device.activate()
-        try:
-            move, sum_again = self._launches(round_.program, buckets, lenders, own, again)
-        except InputError as error:
-            for bucket in buckets:
-                round_.fail((bucket.src, bucket.dst), str(error))
-            return
+        launches = [made for group in batch if (made := self._launches(round_, group, lenders, own)) is not None]
         stamp("launch", round_.rank)
         with device_errors("move buckets"):
-            move.run()
-            if sum_again is not None:
-                sum_again.run()
+            for launch in (launch for pair in launches for launch in pair if launch is not None):
+                launch.run()
             stamp("launched", round_.rank)
-            sums = move.checksums()
-            found = sums if sum_again is None else sum_again.checksums()
+            for move, sum_again in launches:
+                sums = move.checksums()
+                round_.sums.update(sums)
+                _compare(round_, sums, sums if sum_again is None else sum_again.checksums())
         stamp("summed", round_.rank)
-        round_.sums.update(sums)
-        for bucket in buckets if found != sums else ():
-            if sums[bucket.id] != found[bucket.id]:
-                round_.fail((bucket.src, bucket.dst), f"bucket {bucket.id} reads back differently")
 
     def _count(
         self, round_: Round, buckets: list[Bucket], lenders: Mapping[str, DeviceMemory], words: Mapping[str, int]
@@ -127,13 +118,20 @@ class Puller:
         round_.mark_all_verified(good)
 
     def _launches(
-        self,
-        program: Program,
-        buckets: list[Bucket],
-        lenders: Mapping[str, DeviceMemory],
-        own: DeviceMemory,
-        again: bool,
+        self, round_: Round, buckets: list[Bucket], lenders: Mapping[str, DeviceMemory], own: DeviceMemory
+    ) -> tuple[Launch, Launch | None] | None:
+        """What moves ``buckets``, and what sums them again; None where they fail, by edge, for what the plan says."""
+        try:
+            return self._prepared(round_, buckets, lenders, own)
+        except InputError as error:
+            for bucket in buckets:
+                round_.fail((bucket.src, bucket.dst), str(error))
+            return None
+
+    def _prepared(
+        self, round_: Round, buckets: list[Bucket], lenders: Mapping[str, DeviceMemory], own: DeviceMemory
     ) -> tuple[Launch, Launch | None]:
+        program, again = round_.program, round_.options.verify == "reread"
         memories = (own, *(lenders[key] for key in sorted({bucket.src for bucket in buckets})))
         key = _Key(id(program), tuple(map(id, memories)), (again, *(bucket.id for bucket in buckets)))
         if key not in self._kept:
@@ -142,6 +140,14 @@ class Puller:
                 self._kept.clear()
             self._kept[key] = _Kept(_prepared(program, buckets, memories, again), program, memories)
         return self._kept[key].launches
+
+
+def _compare(round_: Round, sums: Mapping[int, int], found: Mapping[int, int]) -> None:
+    """What was summed on the way, and what was read back."""
+    for number in sums if found != sums else ():
+        if sums[number] != found[number]:
+            bucket = round_.incoming[number]
+            round_.fail((bucket.src, bucket.dst), f"bucket {number} reads back differently")
 
 
 def _pinned(pins: ExitStack, bucket: Bucket, memory: Memory) -> DeviceMemory:
