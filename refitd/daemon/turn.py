@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from refitd.daemon.wiring import NCCL, Wiring, group_of, wiring
+from refitd.daemon.wiring import NCCL, Wiring, group_of, host_of, wiring
 from refitd.epoch.records import Lane
 from refitd.errors import CommunicatorError, TransportError
 from refitd.hook.memfd import create_document
@@ -122,9 +122,14 @@ async def build_lane(driver: LaneDriver) -> Built:
     built.wiring = _wire(driver, pairs)
     for key, handle in handles.items():
         group = group_of(key, pairs) if built.wiring.transport == NCCL else []
-        host = places[key] if context.config.data.links == "network" else ""
+        host = places[key] if context.config.data.links == "network" else host_of(key, _devices(context))
         _send_build(driver, built.program(key), handle, pairs, {"ranks": group, "host": host})
     return built
+
+
+def _devices(context: Context) -> dict[str, str]:
+    """The GPU of each of this node's ranks that is on one."""
+    return {key: rank.device for key, rank in context.ranks.items() if rank.device is not None}
 
 
 def _wire(driver: LaneDriver, pairs: list[tuple[str, str]]) -> Wiring:

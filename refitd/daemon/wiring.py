@@ -85,3 +85,14 @@ def group_of(key: str, edges: Iterable[tuple[str, str]]) -> list[str]:
         left = not reached <= found
         found |= reached
     return sorted(found)
+
+
+def host_of(key: str, devices: Mapping[str, str]) -> str:
+    """What NCCL is to take for the host of a rank; empty for the real one.
+
+    NCCL refuses a communicator of which two ranks of a host are on one GPU (ncclInvalidUsage), so those that share one
+    count as hosts of their own. Others do not: NCCL may then use its host's other GPUs on the way to the network.
+    ``devices``: the GPU of each of the node's ranks, by key.
+    """
+    shared = any(device == devices.get(key) for other, device in devices.items() if other != key)
+    return key if shared else ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from refitd.daemon.wiring import Wiring, group_of, versions_of, wiring
+from refitd.daemon.wiring import Wiring, group_of, host_of, versions_of, wiring
 from refitd.epoch.codec import encode
 from refitd.epoch.records import Member, RankInfo
 from refitd.epoch.view import View
@@ -58,3 +58,9 @@ def test_versions_are_in_the_member_record() -> None:
     """As they are shown."""
     member = Member("n", "n", "h:1", "i", "b", (1,), (), torch="2.11.0", nccl="2.28.9", driver="580.1")
     assert versions_of(member) == {"torch": "2.11.0", "nccl": "2.28.9", "driver": "580.1"}
+
+
+def test_ranks_that_share_a_gpu_are_hosts_of_their_own_for_nccl() -> None:
+    """Or it refuses their communicator; a rank alone on its GPU keeps the real host."""
+    devices = {T0: "GPU-1", E0: "GPU-1", "engine/r1/0": "GPU-2"}
+    assert [host_of(key, devices) for key in (*devices, "engine/r9/0")] == [T0, E0, "", ""]
