@@ -154,9 +154,12 @@ class Staging:
         """Never use the present arena again: somebody may still write to it."""
         self._arena = None
 
-    def export(self, blocks: Mapping[str, Block]) -> Export:
-        """Describe ``blocks`` (storage name -> block); nothing is copied yet. Waits for the GPU that has them."""
-        device = self._lender.lend(blocks)
+    def export(self, blocks: Mapping[str, Block], streams: Sequence[Any] = ()) -> Export:
+        """Describe ``blocks`` (storage name -> block); nothing is copied yet.
+
+        Waits for ``streams``, else for all of the GPU that has them. Raises InputError for streams of another.
+        """
+        device = self._lender.lend(blocks, streams)
         if device is not None:
             return Export([], device.fds, [], True, None, device)
         found = {name: _find(block) for name, block in blocks.items()}

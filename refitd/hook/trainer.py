@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -52,12 +52,13 @@ class Trainer:
         self._layout, self._told = layout, None
         self.client.register(registration, time.monotonic() + _FIRST_SECONDS)
 
-    def publish(self, step: int, tensors: Mapping[str, Any]) -> Offer:
+    def publish(self, step: int, tensors: Mapping[str, Any], streams: Sequence[Any] = ()) -> Offer:
         """Offer live weights. ``tensors``: storage name -> tensor (torch, DTensor or NumPy), as in the layout.
 
         Tensors in a `SharedArena`, and tensors that are all on one GPU, are lent until `Offer.released` returns; all
-        others are copied here. The daemon's part takes 0.2 s at most (5 s the first time). Raises InputError for
-        tensors that are not the layout's.
+        others are copied here. ``streams``: every torch.cuda.Stream that has written them; an event is recorded on each
+        and waited for. Without any, all that the GPU was given so far is waited for. The daemon's part takes 0.2 s at
+        most (5 s the first time). Raises InputError for tensors that are not the layout's, streams not of their GPU.
         """
         stamp("publish", self.client.identity.key)
         self.client.own()
@@ -68,7 +69,7 @@ class Trainer:
         if not self._reach_daemon(started + seconds):
             return self._skipped(step, self.client.failure)
         seconds -= time.monotonic() - started
-        export = self._export(blocks)
+        export = self._export(blocks, streams)
         stamp("publish.synced", self.client.identity.key)
         return self._offer(step, export, seconds)
 
@@ -84,8 +85,8 @@ class Trainer:
         self._hear()
         return reached
 
-    def _export(self, blocks: Mapping[str, Block]) -> Export:
-        export = self._staging.export(blocks)
+    def _export(self, blocks: Mapping[str, Block], streams: Sequence[Any]) -> Export:
+        export = self._staging.export(blocks, streams)
         for block, place in export.staged:
             block.save(place)
         return export

@@ -22,5 +22,7 @@ def gpu(tmp_path, monkeypatch):
         monkeypatch.setattr(module, "current_device", lambda: fake_gpu.UUID)
     monkeypatch.setattr(shadows, "device_empty", fake_gpu.empty)
     monkeypatch.setattr(mounts, "open_device", fake_gpu.open_device)
+    monkeypatch.setattr(lend, "settle", fake_gpu.waited.extend)
     yield fake_gpu
     fake_gpu._mine.clear()
+    fake_gpu.waited.clear()

@@ -26,6 +26,7 @@ CONTEXT_BYTES = 1 << 20
 _numbers = itertools.count(1)
 _card = 0  # in use in this process
 _mine: dict[int, tuple[int, int, _Mapping]] = {}  # address -> (nbytes, number, mapping)
+waited: list[object] = []  # in this process: "device", streams, and devices from which weights were staged
 _freed: list[tuple[int, int]] = []  # (nbytes, address): allocators give the same address again
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -106,7 +107,10 @@ class FakeDriver:
         pass
 
     def synchronize(self):
-        pass
+        waited.append("device")
+
+    def wait_for(self, streams):
+        waited.extend(streams)
 
     def uuid(self):
         return uuid_of(self.ordinal)
@@ -189,6 +193,7 @@ def install():
     from refitd.hook.gpu import lend
     from refitd.mover.cuda import device
 
+    lend.settle = waited.extend
     lend.Driver, lend.place_of, shadows.device_empty = FakeDriver, place_of, empty
     for module in (lend, trainer, engine):
         module.current_device = lambda: uuid_of(_card)

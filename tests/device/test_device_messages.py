@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -126,6 +127,31 @@ def test_weights_that_are_not_all_on_the_device_are_staged(gpu, daemon, caplog):
     assert [r.message for r in caplog.records] == [
         "weights on a GPU are staged on the host: they are not all on one device"
     ]
+
+
+def test_publish_waits_for_the_streams_that_it_is_told_of(gpu, daemon):
+    """By an event on each; for the whole device without any; for every device whose weights are staged."""
+    _address, weights = make(gpu)
+    side, main = (SimpleNamespace(cuda_stream=number, device=torch.device("cuda:0")) for number in (7, 9))
+    other = SimpleNamespace(cuda_stream=3, device=torch.device("cuda:1"))
+    with connect_trainer("grpo", "run1", 0, 1, str(daemon.path)) as trainer:
+        trainer.register(LAYOUT)
+
+        def waited(*streams):
+            gpu.waited.clear()
+            trainer.publish(1, weights, streams)
+            return list(gpu.waited)
+
+        assert waited() == ["device"]
+        assert waited(side, main) == [7, 9]
+        for wrong, got in ((other, "SimpleNamespace of cuda:1"), (7, "int of None")):
+            with pytest.raises(InputError, match=f"streams: expected torch.cuda.Stream of device 0, got {got}"):
+                waited(wrong)
+        weights["v"] = torch.zeros(64)
+        assert waited(side) == [0]
+        del weights["w"]
+        weights["w"] = torch.zeros(16, dtype=torch.bfloat16)
+        assert waited() == []
 
 
 @pytest.mark.parametrize(

@@ -179,6 +179,7 @@ def main():
     parser.add_argument("--steps", type=int, default=2, help="optimizer steps before each refit")
     parser.add_argument("--spoil", type=int, metavar="STEP", help="a wrong bit after this refit, which must be found")
     arguments = parser.parse_args()
+    torch.set_num_threads(1)  # a thread pool does not survive a fork
     if arguments.model == "transformers":
         os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # a fork cannot use a driver that was asked before
         from transformers import Qwen3ForCausalLM  # noqa: F401  once, before the ranks are forked

@@ -1,5 +1,6 @@
 """The trainer and the engine of the check, each rank a process that is told what to do over a pipe."""
 
+import faulthandler
 import os
 import time
 import traceback
@@ -16,6 +17,7 @@ from refitd.hook.messages import Ticket
 JOB, REPLICA, RANKS = "real", "r0", 2
 PROMPTS, PROMPT_TOKENS, NEW_TOKENS = 4, 12, 32
 WAIT = 30.0
+SLOW = 35.0
 JOIN = timedelta(seconds=20)
 
 
@@ -26,7 +28,9 @@ def serve(pipe, make, *arguments):
         party = make(*arguments)
         pipe.send({"value": "made"})
         while (asked := pipe.recv()) is not None:
+            faulthandler.dump_traceback_later(SLOW)  # on stderr: where it hangs
             pipe.send({"value": getattr(party, asked[0])(*asked[1:])})
+            faulthandler.cancel_dump_traceback_later()
         pipe.send({"value": "closed"})
     except BaseException:
         pipe.send({"error": traceback.format_exc()})

@@ -5,6 +5,7 @@ Every call acts in the calling thread's context: `Driver.activate` first.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from refitd.errors import DeviceError
@@ -27,6 +28,7 @@ class Calls(Protocol):
     def unmap(self, address: int, nbytes: int) -> None: ...
     def unreserve(self, address: int, nbytes: int) -> None: ...
     def synchronize(self) -> None: ...
+    def wait_for(self, streams: Sequence[int]) -> None: ...
     def buffer_id(self, address: int) -> int: ...
     def activate(self) -> None: ...
     def uuid(self) -> str: ...
@@ -59,6 +61,19 @@ class Driver:
 
     def synchronize(self) -> None:
         self._call("cuCtxSynchronize")
+
+    def wait_for(self, streams: Sequence[int]) -> None:
+        """Return when what these streams of the device have been given so far is done, by an event on each."""
+        events: list[Any] = []
+        try:
+            for stream in streams:
+                events.append(self._call("cuEventCreate", self._cuda.CUevent_flags.CU_EVENT_DISABLE_TIMING.value))
+                self._call("cuEventRecord", events[-1], stream)
+            for event in events:
+                self._call("cuEventSynchronize", event)
+        finally:
+            for event in events:
+                self._call("cuEventDestroy", event)
 
     def uuid(self) -> str:
         """As NVML writes it: ``GPU-`` and 32 hex digits in groups."""

@@ -11,10 +11,10 @@ import logging
 import sys
 import threading
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from refitd.errors import DeviceError
+from refitd.errors import DeviceError, InputError
 from refitd.hook.blocks import Block
 from refitd.hook.gpu.driver import Calls, Driver
 from refitd.hook.gpu.export import IPC, DeviceExport, Extent, export
@@ -41,6 +41,20 @@ def current_device() -> str | None:
         return None
 
 
+def settle(ordinals: Iterable[int]) -> None:
+    """Wait for all that was begun on these devices."""
+    for ordinal in ordinals:
+        sys.modules["torch"].cuda.synchronize(ordinal)
+
+
+def _handle(stream: Any, ordinal: int) -> int:
+    """The driver's name of one of torch's streams."""
+    device = getattr(stream, "device", None)
+    if not hasattr(stream, "cuda_stream") or getattr(device, "index", None) != ordinal:
+        raise InputError("streams", f"torch.cuda.Stream of device {ordinal}", f"{type(stream).__name__} of {device}")
+    return int(stream.cuda_stream)
+
+
 class Lender:
     """Describes one client's weights. What it described stays valid until the memory behind it is freed."""
 
@@ -52,10 +66,12 @@ class Lender:
         with _lock:
             _lenders.add(self)
 
-    def lend(self, blocks: Mapping[str, Block]) -> DeviceExport | None:
-        """Wait for the device, whose streams may still write ``blocks``, and describe them; None: stage them.
+    def lend(self, blocks: Mapping[str, Block], streams: Sequence[Any] = ()) -> DeviceExport | None:
+        """Wait for ``streams``, else for all of the device, which may still write ``blocks``, and describe them.
 
-        The caller closes the descriptors. Memory is described anew only where it is not the same as the last time.
+        None: stage them; then every device that has some was waited for. The caller closes the descriptors. Memory is
+        described anew only where it is not the same as the last time. Raises InputError for streams that are not the
+        device's.
         """
         places = {name: place_of(block) for name, block in blocks.items() if block.nbytes}
         found = {name: place for name, place in places.items() if place is not None}
@@ -63,27 +79,31 @@ class Lender:
             return None
         ordinals = {ordinal for ordinal, _address in found.values()}
         if len(found) < len(places) or len(ordinals) > 1:
-            self._stage("they are not all on one device")
+            self._stage("they are not all on one device", ordinals)
             return None
         extents = {name: Extent(address, blocks[name].nbytes) for name, (_ordinal, address) in found.items()}
+        handles = [_handle(stream, next(iter(ordinals))) for stream in streams]
         try:
-            with _on(ordinals.pop()) as ordinal:
-                return self._lend(ordinal, extents)
+            with _on(next(iter(ordinals))) as ordinal:
+                return self._lend(ordinal, extents, handles)
         except DeviceError as error:
-            self._stage(str(error))
+            self._stage(str(error), ordinals)
             return None
 
-    def _lend(self, ordinal: int, extents: Mapping[str, Extent]) -> DeviceExport | None:
+    def _lend(self, ordinal: int, extents: Mapping[str, Extent], streams: Sequence[int]) -> DeviceExport | None:
         driver = self._driver(ordinal)
         driver.activate()
-        driver.synchronize()
+        if streams:
+            driver.wait_for(streams)
+        else:
+            driver.synchronize()
         key = ordinal, tuple(extents.items())
         if self._known is not None and self._known[0] == key and _unchanged(driver, self._known[1]):
             return self._known[2]
         made = export(driver, extents)
         if made.refused:
             made.close()
-            self._stage(next(iter(made.refused.values())))
+            self._stage(next(iter(made.refused.values())), {ordinal})
             return None
         made.message["uuid"] = driver.uuid()
         self.starts = {block["id"]: start for block, start in zip(made.message["blocks"], made.starts, strict=True)}
@@ -95,7 +115,9 @@ class Lender:
             self._drivers[ordinal] = Driver(ordinal)
         return self._drivers[ordinal]
 
-    def _stage(self, reason: str) -> None:
+    def _stage(self, reason: str, ordinals: Iterable[int]) -> None:
+        """They will be copied on one stream, whichever wrote them."""
+        settle(ordinals)
         self.starts = {}
         if reason != self._warned:
             self._warned = reason
