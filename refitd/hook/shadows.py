@@ -50,9 +50,10 @@ class DeviceShadow:
         self._storages, self._places, self._staging = storages, places, Staging()
         self._batch: tuple[object, Batch] | None = None
         self._flat: Any = device_empty(total)
+        self._on_device = True
         if self._flat is None or not self._is_shared():
             log.warning("the shadow is in host memory: there is no GPU memory here that a mover could write")
-            self._flat = SharedArena(total).empty((total,), "uint8")
+            self._flat, self._on_device = SharedArena(total).empty((total,), "uint8"), False
 
     def _is_shared(self) -> bool:
         export = self._staging.export(self._blocks())
@@ -88,8 +89,9 @@ class DeviceShadow:
         self._batch[1].run()
 
     def drop(self) -> None:
-        """Free the memory; no mover has it mapped any more."""
-        self._batch = self._flat = None
+        """Free the GPU's memory; no mover has it mapped any more."""
+        if self._on_device:
+            self._batch = self._flat = None
 
 
 def device_empty(nbytes: int) -> Any:

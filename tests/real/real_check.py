@@ -18,9 +18,11 @@ from importlib.metadata import PackageNotFoundError, version
 import real_parties
 import torch
 
-from refitd.testing import LocalDaemon
+from refitd.errors import RefitdError
+from refitd.testing import LocalDaemon, wait_until
 
 ANSWER = 45.0
+PATIENT = {"timeouts.offer": 30.0, "timeouts.build": 60.0}  # kernels are compiled for the first lane
 BACKENDS = {"cpu": ("gloo",), "cuda": ("nccl", "gloo", "cpu")}  # "cpu": gloo, and the trainer's weights on the host
 
 
@@ -123,9 +125,14 @@ def _words(found):
     return {name: value for name, value in found.items() if name != "tokens"}
 
 
+def lane_is_built(daemon):
+    lanes = daemon.status()["jobs"][real_parties.JOB]["lanes"]
+    return [(lane["stage"], len(lane["sources"]), len(lane["members"])) for lane in lanes] == [("idle", 2, 2)]
+
+
 def check(arguments):
     tried, parties, began = {}, [], time.monotonic()
-    with tempfile.TemporaryDirectory() as folder, LocalDaemon() as daemon:
+    with tempfile.TemporaryDirectory() as folder, LocalDaemon(config=PATIENT) as daemon:
         try:
             for way in ("nccl", "gloo", "cpu"):
                 os.mkdir(f"{folder}/{way}")
@@ -146,9 +153,10 @@ def check(arguments):
             parties += engines
             for engine in engines:
                 engine.answer()
+            wait_until(lambda: lane_is_built(daemon), "a lane from both trainers to both engines", ANSWER)
             started = time.monotonic() - began
             refits = [refit(step, arguments, trainers, engines) for step in range(1, arguments.refits + 1)]
-        except Failed as error:
+        except (Failed, RefitdError) as error:
             raise Failed(f"{error}\ntried: {tried}\nthe daemon: {daemon.log[-3000:]}") from error
         finally:
             for party in parties:
@@ -187,7 +195,7 @@ def main():
         document = check(arguments)
     except Failed as error:
         print(error, file=sys.stderr)
-        document = {"ok": False, "reason": str(error)[-3000:]}
+        document = {"ok": False, "reason": str(error)[:3000]}
     print(json.dumps(document))
     return 0 if document["ok"] else 1
 

@@ -18,7 +18,7 @@ JOB, REPLICA, RANKS = "real", "r0", 2
 PROMPTS, PROMPT_TOKENS, NEW_TOKENS = 4, 12, 32
 WAIT = 30.0
 SLOW = 35.0
-JOIN = timedelta(seconds=20)
+JOIN = {"trainers": timedelta(seconds=20), "engines": timedelta(seconds=2 * WAIT)}  # engines wait for tickets too
 
 
 def serve(pipe, make, *arguments):
@@ -42,7 +42,7 @@ def _join(backend, folder, name, rank):
     if backend == "nccl":  # two ranks on one card are refused unless they are of two hosts
         os.environ |= {"NCCL_HOSTID": f"trainer{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
     where = f"file://{folder}/{name}-{backend}"
-    dist.init_process_group(backend, init_method=where, rank=rank, world_size=RANKS, timeout=JOIN)
+    dist.init_process_group(backend, init_method=where, rank=rank, world_size=RANKS, timeout=JOIN[name])
 
 
 class Trainer:
