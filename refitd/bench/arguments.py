@@ -9,7 +9,7 @@ from pathlib import Path
 TRANSPORTS = ("peer", "tcp")
 MODELS = ("big", "small")
 CARD_SIZES = ("1MiB", "16MiB", "256MiB", "1GiB", "2GiB", "4GB", "16GB", "64GB")
-ON_DEVICE = ("small", "big", "1GiB", "16GB", "48GB")
+ON_DEVICE = ("small", "big", "256MiB", "1GiB", "16GB", "48GB")
 LEAST_REPEATS = 2
 
 
@@ -33,7 +33,7 @@ def make_parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         "--model",
         choices=(*ON_DEVICE, "all"),
         default="all",
-        help="big: 134 MB; small: 1 MB; with --device cuda: 1GiB, 16GB, 48GB",
+        help="big: 134 MB; small: 1 MB; with --device cuda: 256MiB, 1GiB, 16GB, 48GB",
     )
     refit.add_argument("--gpus", metavar="N|all", help="with --device cuda: layouts over so many cards")
     refit.add_argument("--layout", nargs="+", metavar="NAME", help="with --gpus: these layouts")

@@ -27,7 +27,7 @@ from refitd.stamps import Stamp
 WARM_UPS = 3
 BUCKET_BYTES = 256 << 20
 NCCL_BUCKET_BYTES = 16 << 20  # two buffers an edge are on the card
-M2N = {"1GiB": 486.0}  # GB/s of NCCL M2N 0.1.0 (NCCL 2.30.7) on one H200 that its ranks shared, one call at a time
+M2N = {"1GiB": 486.0, "256MiB": 132.0}  # GB/s of NCCL M2N 0.1.0 (NCCL 2.30.7) on one H200, one call at a time
 COPY_BYTES = 2 << 30
 PHASES = ("publish", "prepare", "transfer", "commit")
 

@@ -69,12 +69,13 @@ ACROSS = tuple(
 def pull_rows(pulls: Sequence[Pull], repeats: int, shrink: int) -> list[Row]:
     """From the readers' start to the last checksum in hand, by the clock: medians. Raises BenchFailed.
 
-    ``<name>_moved`` has no checksums, ``<name>_reread`` sums also what was written. The baseline is M2N's rate where it
-    is known, else a plain copy in the same run.
+    ``<name>_moved`` has no checksums, ``<name>_reread`` sums also what was written; ``<name>_checksums_cost`` is
+    what they take over that. The baseline is M2N's rate where it is known, else a plain copy in the same run.
     """
     rows: list[Row] = []
     for pull in pulls:
         pull = replace(pull, rows=max(pull.rows // shrink, 2))
+        plain = 0.0
         for label, verify in (("_moved", "none"), ("", "sum"), ("_reread", "reread")):
             seconds, copied = _run(pull, repeats, verify)
             took = statistics.median(seconds)
@@ -82,6 +83,9 @@ def pull_rows(pulls: Sequence[Pull], repeats: int, shrink: int) -> list[Row]:
             baseline = M2N.get(pull.name, copied)
             rows.append(Row(pull.name + label, rate, "GB/s", baseline, rate / baseline))
             rows.append(Row(f"{pull.name}{label}_time", took * 1e3, "ms"))
+            plain = plain or took
+            if verify != "none":
+                rows.append(Row(f"{pull.name}{label}_checksums_cost", 100 * (took / plain - 1), "%"))
         rows.append(Row(f"{pull.name}_plain_copy", copied, "GB/s"))
     return rows
 
