@@ -13,7 +13,12 @@ from refitd.layout.box import Box, Piece
 
 DTYPE = "bfloat16"
 TRAINERS = ENGINES = 2
-LARGE = {"256MiB": (1, 8192), "1GiB": (1, 32768), "16GB": (16, 30720), "48GB": (48, 30720)}  # matrices of 16384 rows, and their columns
+LARGE = {
+    "256MiB": (1, 8192),
+    "1GiB": (1, 32768),
+    "16GB": (16, 30720),
+    "48GB": (48, 30720),
+}  # matrices of 16384 rows, and their columns
 NAMES = ("small", "big", *LARGE)
 _BLOCK_ELEMENTS = 1 << 23  # of a check: its temporaries stay small
 _ODD = 2654435769

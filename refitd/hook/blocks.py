@@ -23,21 +23,34 @@ class Block:
 
     nbytes: int
     address: int
-    flat: Any  # uint8: a torch tensor or a NumPy array, of shape (nbytes,)
+    held: Any  # what has them: a dense torch tensor of any shape and dtype, or a NumPy array, uint8 of shape (nbytes,)
+
+    @property
+    def flat(self) -> Any:
+        """All of it as uint8 of shape (nbytes,): a NumPy array, or a torch tensor where the processor cannot reach it.
+
+        Made when it is asked for: weights that are lent where they are need none, and it takes most of the time.
+        """
+        if isinstance(self.held, np.ndarray):
+            return self.held
+        flat = self.held.as_strided((self.held.numel(),), (1,)).view(_torch().uint8)
+        return flat.numpy() if flat.is_cpu else flat
 
     def save(self, target: Bytes) -> None:
         """Copy the storage into ``target``, uint8 of shape (nbytes,)."""
-        if isinstance(self.flat, np.ndarray):
-            target[:] = self.flat
+        flat = self.flat
+        if isinstance(flat, np.ndarray):
+            target[:] = flat
         else:
-            _torch().from_numpy(target).copy_(self.flat)
+            _torch().from_numpy(target).copy_(flat)
 
     def load(self, source: Bytes) -> None:
         """Copy ``source``, uint8 of shape (nbytes,), into the storage."""
-        if isinstance(self.flat, np.ndarray):
-            self.flat[:] = source
+        flat = self.flat
+        if isinstance(flat, np.ndarray):
+            flat[:] = source
         else:
-            self.flat.copy_(_torch().from_numpy(source))
+            flat.copy_(_torch().from_numpy(source))
 
 
 def blocks_of(tensors: Mapping[str, Any], storages: Storages) -> dict[str, Block]:
@@ -67,10 +80,10 @@ def _block(field: str, value: Any, numel: int, dtype: str) -> Block:
 
 def _torch_block(field: str, tensor: Any, numel: int, dtype: str) -> Block:
     _require(field, numel, dtype, tensor.numel(), str(tensor.dtype).removeprefix("torch."))
-    _require_dense(field, tuple(tensor.shape), tuple(tensor.stride()))
-    flat = tensor.as_strided((numel,), (1,)).view(_torch().uint8)
-    address = flat.data_ptr() if flat.is_cpu and numel else 0
-    return Block(flat.numel(), address, flat.numpy() if flat.is_cpu else flat)
+    if not tensor.is_contiguous():
+        _require_dense(field, tuple(tensor.shape), tuple(tensor.stride()))
+    address = tensor.data_ptr() if tensor.is_cpu and numel else 0
+    return Block(numel * ITEMSIZE[dtype], address, tensor)
 
 
 def _numpy_block(field: str, array: np.ndarray[Any, Any], numel: int, dtype: str) -> Block:

@@ -24,9 +24,9 @@ log = logging.getLogger("refitd.hook")
 
 def place_of(block: Block) -> tuple[int, int] | None:
     """(number of the device, address) of a block on CUDA; None elsewhere."""
-    if not getattr(block.flat, "is_cuda", False):
+    if not getattr(block.held, "is_cuda", False):
         return None
-    return block.flat.device.index, block.flat.data_ptr()
+    return block.held.device.index, block.held.data_ptr()
 
 
 def current_device() -> str | None:
