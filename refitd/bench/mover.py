@@ -16,7 +16,7 @@ import signal
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -216,14 +216,13 @@ def _rows(name: str, found: Found) -> list[Row]:
     for when in ("idle", "refits"):
         ratio = speeds[when] / speeds["alone"]
         rows.append(Row(f"{name}_busy_{when}", speeds[when], "TFLOP/s", speeds["alone"], ratio))
-        slower = 100 * (1 - ratio)
-        limited = when == "idle"
-        rows.append(
-            _limited(f"{name}_slowdown_{when}", slower, "%", LIMIT_PERCENT)
-            if limited
-            else Row(f"{name}_slowdown_{when}", slower, "%")
-        )
+    rows.append(_limited(f"{name}_slowdown_idle", _percent_less(speeds, "idle"), "%", LIMIT_PERCENT))
+    rows.append(Row(f"{name}_slowdown_refits", _percent_less(speeds, "refits"), "%"))
     return rows
+
+
+def _percent_less(speeds: Mapping[str, float], when: str) -> float:
+    return 100 * (1 - speeds[when] / speeds["alone"])
 
 
 def _cold_rows(name: str, starts: Sequence[Cold]) -> list[Row]:
