@@ -29,14 +29,14 @@ def install():
 def _plant_kernel(folder):
     from refitd.mover.cuda import pull
 
-    def launches(self, program, buckets, lenders, own, again, made=pull.Puller._launches):
+    def launches(self, round_, buckets, lenders, own, made=pull.Puller._launches):
         told = folder / "illegal"
         if not told.exists() or told.read_text() != own.key:
-            return made(self, program, buckets, lenders, own, again)
+            return made(self, round_, buckets, lenders, own)
         told.unlink()
         if own.device.name == "cpu":
             return _FakeIllegal(), None
-        named = pull.by_rank(program)
+        named = pull.by_rank(round_.program)
         places = {ref.name: NOWHERE for ref in named.storages}
         return own.device.prepare(pull.through(named, buckets, places, places)), None
 
