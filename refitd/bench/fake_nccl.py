@@ -95,7 +95,8 @@ class FakeComm:
             return IN_PROGRESS
         return self._state
 
-    def exchange(self, sends: Sequence[Part], receives: Sequence[Part]) -> _FakeWork:
+    def exchange(self, sends: Sequence[Part], receives: Sequence[Part], after: Sequence[object] = ()) -> _FakeWork:
+        del after  # a device that is the host has no events
         self._library.faults.check("exchange")
         if self._state != SETTLED or self._revoked:
             raise CommunicatorError("exchange", self._state or "InvalidUsage: revoked")

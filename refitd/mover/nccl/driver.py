@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import time
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import NamedTuple
 
 from refitd.errors import CommunicatorError, TransportError
 from refitd.mover.board import Board
 from refitd.mover.cuda.device import Device
-from refitd.mover.nccl.library import Communicator, Library, Part, Work, finish, settle
+from refitd.mover.nccl.batches import MOST_BYTES, SLOTS, cut, next_size, room
+from refitd.mover.nccl.library import SPIN_SECONDS, Communicator, Library, Part, Work, finish, settle
 from refitd.mover.nccl.links import Links
 from refitd.mover.nccl.promises import Incoming, Outgoing, Promises
 from refitd.mover.nccl.staging import Staging
@@ -20,19 +22,20 @@ from refitd.plan.program import SENT, Bucket
 REVOKE_SECONDS = 1.0
 PROBE_SECONDS = 0.5
 WARM_BYTES = 64
-Steps = Mapping[Edge, Sequence[Bucket]]
 
 
-class _Flight(NamedTuple):
-    """One step on the wire."""
+class _Flight:
+    """One step on the wire, and until all its buckets are known to have come or not."""
 
-    work: Work
-    sends: Sequence[Outgoing]
-    receives: Sequence[Incoming]
+    def __init__(self, work: Work, sends: Sequence[Outgoing], receives: Sequence[Incoming]) -> None:
+        self.work, self.sends, self.receives = work, sends, receives
+        self.landed = False
+        self.edges = [*(one.edge for one in sends), *(one.edge for one in receives)]
 
     @property
-    def edges(self) -> list[Edge]:
-        return [*(one.edge for one in self.sends), *(one.edge for one in self.receives)]
+    def over(self) -> bool:
+        trailed = all(one.trailed for one in self.sends)
+        return self.landed and trailed and all(one.checked for one in self.receives)
 
 
 class Driver(Worker):
@@ -51,6 +54,10 @@ class Driver(Worker):
         self._comm: Communicator | None = None
         self._staging: Staging | None = None
         self._held: list[Incoming] = []  # receives that NCCL may be writing into
+        self._lent: list[Outgoing] = []  # sends that kernels may be packing
+        self._flights: deque[_Flight] = deque()
+        self._since = 0.0  # when the first of them became the first
+        self._sizes: dict[Edge, int] = {}  # what a step of an edge may have
 
     def ended(self, seconds: float) -> bool:
         """Wait for the driver's end; whether it came."""
@@ -95,6 +102,12 @@ class Driver(Worker):
         for edge in self._links.edges:
             self.board.mark_warm(edge)
 
+    def _share(self) -> None:
+        """Say how much may come in a step."""
+        ups = [edge for edge in self._links.edges if edge[1] == self.board.facts.rank]
+        for edge in ups:
+            self._links.say(edge, "room", nbytes=room(len(ups)))
+
     def _id(self, library: Library) -> bytes:
         """Made by the first rank, and passed on by everybody who hears it: not all ranks have a link to the first."""
         if self._ranks[0] == self.board.facts.rank:
@@ -128,51 +141,128 @@ class Driver(Worker):
     # -- running
 
     def _run(self, round_: Round) -> None:
-        steps = _steps(round_, self._links.edges)
-        assert self._staging is not None
-        promises = Promises(self.board, self._links, self._staging, round_)
-        flight: _Flight | None = None
-        for step in range(max(map(len, steps.values()), default=0)):
-            if round_.stopped:
-                break
-            due = {edge: buckets[step] for edge, buckets in steps.items() if step < len(buckets)}
-            following = self._step(promises, step, due)
-            self._land(round_, promises, flight)
-            flight = following
-        self._land(round_, promises, flight)
+        left = _buckets(round_, self._links.edges)
+        self._round, self._promises = round_, Promises(
+            self.board, self._links, self._staging, round_, self._progress
+        )  # fmt: skip
+        step, offered = 0, list[Outgoing]()
+        while any(left.values()) and not round_.stopped:
+            if not offered:
+                offered = self._offer(step, left)
+            self._drain(SLOTS - 1)
+            receives = self._accept(step, left)
+            following = self._offer(step + 1, left) if len(self._flights) < SLOTS - 1 else []
+            self._begin(offered, receives)
+            step, offered = step + 1, following
+        self._begin(offered, [])
+        self._drain(0)
+        self._promises.end(list(left))
 
-    def _step(self, promises: Promises, step: int, due: Mapping[Edge, Bucket]) -> _Flight | None:
-        """Announce ours, answer theirs, begin what both ends agreed on. What was promised is begun."""
-        rank = self.board.facts.rank
-        offered = [promises.offer(edge, step, bucket) for edge, bucket in due.items() if edge[0] == rank]
+    def _offer(self, step: int, left: Mapping[Edge, list[Bucket]]) -> list[Outgoing]:
+        """Pack and announce the next step of every edge that we send over."""
+        downs = [edge for edge in left if edge[0] == self.board.facts.rank and left[edge]]
+        self._drain(SLOTS - 1)
+        offered = []
+        for edge in downs:
+            batch = cut(self._round.program, left[edge], self._size(edge, len(downs)))
+            del left[edge][: len(batch.buckets)]
+            if (one := self._promises.offer(edge, step, batch)) is not None:
+                self._lent.append(one)
+                offered.append(one)
+        return offered
+
+    def _size(self, edge: Edge, downs: int) -> int:
+        most = min(room(downs), self._links.room.get(edge, 0))
+        return min(most, self._sizes.get(edge, most))
+
+    def _accept(self, step: int, left: Mapping[Edge, list[Bucket]]) -> list[Incoming]:
+        """Answer what comes next on every edge that we receive from."""
         receives = []
-        for edge, bucket in due.items():
-            if edge[0] != rank and (coming := promises.accept(edge, step, bucket)) is not None:
-                receives.append(coming)
-                self._held.append(coming)
-        sends = [one for one in offered if one is not None and promises.agreed(one)]
-        if not sends and not receives:
-            return None
-        assert self._comm is not None
-        outgoing = [Part(self._number(one.edge), one.address, one.bucket.nbytes) for one in sends]
-        incoming = [Part(self._number(one.edge), one.address, one.bucket.nbytes) for one in receives]
-        return _Flight(self._comm.exchange(outgoing, incoming), sends, receives)
+        for edge, coming in left.items():
+            if edge[0] == self.board.facts.rank or not coming:
+                continue
+            one = self._promises.accept(edge, step, coming)
+            if one is None:
+                coming.clear()  # this round has no more of it
+                continue
+            del coming[: len(one.batch.buckets)]
+            receives.append(one)
+            self._held.append(one)
+        return receives
 
-    def _land(self, round_: Round, promises: Promises, flight: _Flight | None) -> None:
-        if flight is None:
+    def _begin(self, offered: Sequence[Outgoing], receives: Sequence[Incoming]) -> None:
+        """What both ends agreed on is begun."""
+        sends = []
+        for one in offered:
+            if self._promises.agreed(one):
+                sends.append(one)
+            else:
+                self._lent.remove(one)
+                one.release()
+        if not sends and not receives:
             return
-        seconds, edges = round_.options.progress_timeout, flight.edges
-        try:
-            finish("exchange", flight.work, seconds, lambda: self._tick(edges))
-        except CommunicatorError as error:
-            self._blame(edges, error)
+        assert self._comm is not None
+        outgoing = [part for one in sends for part in one.parts(self._number(one.edge))]
+        incoming = [part for one in receives for part in one.parts(self._number(one.edge))]
+        after = [one.sums.event for one in sends if one.sums.event is not None]
+        if not self._flights:
+            self._since = time.monotonic()
+        self._flights.append(_Flight(self._comm.exchange(outgoing, incoming, after), sends, receives))
+
+    def _drain(self, most: int) -> None:
+        """Wait until no more than ``most`` steps are under way."""
+        spun = time.monotonic() + SPIN_SECONDS
+        while len(self._flights) > most:
+            before = len(self._flights)
+            self._progress()
+            if self._flights:
+                self._tick(self._flights[0].edges)
+            now = time.monotonic()
+            if len(self._flights) < before:
+                spun = now + SPIN_SECONDS
+            time.sleep(0 if now < spun else min((now - spun) / 20, 0.001))
+
+    def _progress(self) -> bool:
+        """Take every step that is under way as far as it goes without waiting; whether any is left."""
+        now, landed = time.monotonic(), True
+        for flight in self._flights:
+            try:
+                landed = self._advance(flight, landed)
+            except CommunicatorError as error:
+                self._blame(flight.edges, error)
+        while self._flights and self._flights[0].over:
+            self._resize(self._flights.popleft(), now - self._since)
+            self._since = now
+        seconds = self.board.limit.patience(self._round.options.progress_timeout)
+        if self._flights and now - self._since > seconds:
+            self._blame(self._flights[0].edges, CommunicatorError("exchange", f"no end within {seconds:g} s"))
+        return bool(self._flights)
+
+    def _advance(self, flight: _Flight, may_land: bool) -> bool:
+        """Say trailers, unpack, count; whether it has landed. Steps land in order."""
+        if not flight.landed and may_land and flight.work.done():
+            flight.landed = True
+            for received in flight.receives:
+                self._promises.unpack(received)
         for sent in flight.sends:
-            round_.count_tx(sent.bucket.link, sent.bucket.nbytes)
-            round_.mark_sent(sent.bucket)
-        for received in flight.receives:
-            with contextlib.suppress(Stopped):
-                promises.check(received)
-            self._let_go(received)
+            if not sent.trailed and self._promises.trail(sent):
+                self._lent.remove(sent)
+        if flight.landed:
+            for received in flight.receives:
+                if self._promises.check(received):
+                    self._let_go(received)
+            if flight.over:
+                self._count_sent(flight)
+        return flight.landed
+
+    def _count_sent(self, flight: _Flight) -> None:
+        for bucket in (bucket for sent in flight.sends for bucket in sent.batch.buckets):
+            self._round.count_tx(bucket.link, bucket.nbytes)
+            self._round.mark_sent(bucket)
+
+    def _resize(self, flight: _Flight, seconds: float) -> None:
+        for sent in flight.sends:
+            self._sizes[sent.edge] = next_size(self._sizes.get(sent.edge, MOST_BYTES), MOST_BYTES, seconds)
 
     def _blame(self, edges: Collection[Edge], error: CommunicatorError) -> None:
         """NCCL does not say who keeps it waiting: it is who does not answer on his link, else it may be anybody."""
@@ -205,11 +295,11 @@ class Driver(Worker):
                 self._comm.abort()
         for received in list(self._held):
             self._let_go(received)
-        if self._staging is not None:
-            self._staging.close()
+        for sent in self._lent:
+            sent.release()
 
 
-def _steps(round_: Round, edges: Collection[Edge]) -> Steps:
+def _buckets(round_: Round, edges: Collection[Edge]) -> dict[Edge, list[Bucket]]:
     """Buckets of each edge that is there, in the order of the program."""
     found: dict[Edge, list[Bucket]] = {}
     for bucket in (*round_.outgoing, *round_.incoming.values()):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from refitd.errors import CommunicatorError
 
@@ -15,6 +15,7 @@ SETTLED, IN_PROGRESS = "", "in progress"
 ID_BYTES = 128
 LEAST_VERSION, GROWS_FROM = (2, 28, 9), (2, 29, 2)
 _POLL_SECONDS = 0.0002
+SPIN_SECONDS = 0.002  # of polling without sleep: sleeping costs more than most steps take
 _PAUSE_SECONDS = 0.0001  # between looks at work that is under way: what it ends late is a share of a step
 
 
@@ -39,8 +40,11 @@ class Communicator(Protocol):
     def state(self) -> str:
         """`SETTLED`, `IN_PROGRESS`, or what has failed."""
 
-    def exchange(self, sends: Sequence[Part], receives: Sequence[Part]) -> Work:
-        """Begin all of it as one group, after what was begun before. Raises CommunicatorError."""
+    def exchange(self, sends: Sequence[Part], receives: Sequence[Part], after: Sequence[Any] = ()) -> Work:
+        """Begin all of it as one group, after what was begun before, and after the device's events ``after``.
+
+        Raises CommunicatorError.
+        """
 
     def revoke(self) -> None:
         """Begin to stop what is under way; `state` settles when nothing is. Raises CommunicatorError."""
@@ -114,8 +118,8 @@ def settle(what: str, parties: Sequence[Communicator], seconds: float, tick: Cal
 
 def finish(what: str, work: Work, seconds: float, tick: Callable[[], None]) -> None:
     """Poll ``work`` until it is done, as `settle` does. Raises CommunicatorError."""
-    deadline = time.monotonic() + seconds
-    pause = 0.00002
+    deadline, spun = time.monotonic() + seconds, time.monotonic() + SPIN_SECONDS
+    pause = 0.0
     while not work.done():
         if time.monotonic() > deadline:
             raise CommunicatorError(what, f"no end within {seconds:g} s")

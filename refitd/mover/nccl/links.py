@@ -1,11 +1,12 @@
 """Control links beside a communicator: a connection an edge, proven and greeted as those of TCP edges.
 
-They carry what NCCL cannot: the communicator's id, a bucket's header with its trailer, the answer to it, and by their
-end the news of a peer's death, which NCCL tells late or never. Payload goes by NCCL alone.
+They carry what NCCL cannot: the communicator's id, a step's header, the answer to it, its trailer, and by their end
+the news of a peer's death, which NCCL tells late or never. Payload goes by NCCL alone.
 """
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 import time
@@ -24,18 +25,23 @@ from refitd.mover.transport.sender import Sender
 from refitd.mover.transport.stream import TICK_SECONDS, Stream
 from refitd.mover.transport.tcp import Address
 
-# A link's words. Down (from the sender of an edge): ``bucket`` and ``void``; up: ``answer``; both ways: the others.
+# A link's words. Down (from the sender of an edge): ``bucket``, ``void`` and ``trailer``; up: ``room`` and ``answer``;
+# both ways: the others. A ``bucket`` is the first of ``count``, which go together.
 WORDS: Mapping[str, Fields] = {
     "id": {"id": TEXT},
     "bucket": {
-        "attempt": COUNT, "generation": COUNT, "revision": COUNT, "bucket": COUNT, "nbytes": COUNT, "plan": TEXT,
-        "token": COUNT, "checksum": TEXT,
+        "attempt": COUNT, "generation": COUNT, "revision": COUNT, "bucket": COUNT, "last": COUNT, "count": COUNT,
+        "nbytes": COUNT, "plan": TEXT, "token": COUNT,
     },
+    "trailer": {"attempt": COUNT, "bucket": COUNT, "checksums": TEXT, "reason": TEXT},
+    "room": {"nbytes": COUNT},
     "void": {"attempt": COUNT, "reason": TEXT},
     "probe": {},
     "alive": {},
-    "answer": {"attempt": COUNT, "bucket": COUNT, "go": FLAG, "reason": TEXT},
+    "answer": {"attempt": COUNT, "bucket": COUNT, "go": FLAG, "whole": FLAG, "reason": TEXT},
 }  # fmt: skip
+_QUEUES = {"bucket": "bucket", "void": "bucket", "trailer": "trailer", "answer": "answer"}
+_GLANCE_SECONDS = 0.0005  # between two looks at what else is under way
 
 
 class _Link(Protocol):
@@ -87,8 +93,12 @@ class Links:
         self._sending = {link.edge: threading.Lock() for link in self._all()}
         self.id = ""  # the communicator's, once somebody has said it
         self._alive: set[Edge] = set()
-        self._heard: dict[Edge, deque[Message]] = {link.edge: deque() for link in self._all()}
-        self.edges = list(self._heard)
+        self.room: dict[Edge, int] = {}  # what a step may have at most, as its receiver has said
+        self.edges = [link.edge for link in self._all()]
+        self._heard: dict[tuple[Edge, str], deque[Message]] = {
+            (edge, kind): deque() for edge in self.edges for kind in _QUEUES.values()
+        }
+        self._refused: dict[Edge, tuple[int, str]] = dict.fromkeys(self.edges, (-1, ""))  # attempts up to it, and why
 
     def _all(self) -> list[_Link]:
         return [*self._downs, *self._ups.values()]
@@ -109,7 +119,7 @@ class Links:
 
     def ready(self) -> bool:
         """Whether every edge has its link. The board's condition is held."""
-        return len(self._streams) == len(self._heard)
+        return len(self._streams) == len(self.edges)
 
     def listen(self, edge: Edge, stream: Stream) -> None:
         """For a link's thread: take in words until the peer is gone. Raises EOFError, OSError, ProtocolError."""
@@ -131,11 +141,31 @@ class Links:
         with self._board.cond:
             if kind == "id":
                 self.id = self.id or word["id"]
+            elif kind == "room":
+                self.room[edge] = word["nbytes"]
             elif kind == "alive":
                 self._alive.add(edge)
+            elif _QUEUES[kind] == "bucket" and word["attempt"] <= self._refused[edge][0]:
+                self._deny(edge, word)
             else:
-                self._heard[edge].append(word)
+                self._heard[edge, _QUEUES[kind]].append(word)
             self._board.cond.notify_all()
+
+    def refuse(self, edge: Edge, attempt: int, reason: str) -> None:
+        """Answer no to whatever the sender of ``edge`` has announced, and will, under ``attempt`` or before it."""
+        with self._board.cond:
+            if attempt > self._refused[edge][0]:
+                self._refused[edge] = attempt, reason
+            words = self._heard[edge, "bucket"]
+            while words and words[0]["attempt"] <= attempt:
+                self._deny(edge, words.popleft())
+
+    def _deny(self, edge: Edge, word: Message) -> None:
+        """An edge that has broken meanwhile has been told already."""
+        if word["kind"] == "bucket":
+            named = {"attempt": word["attempt"], "bucket": word["bucket"]}
+            with contextlib.suppress(TransportError):
+                self.say(edge, "answer", go=False, whole=False, reason=self._refused[edge][1], **named)
 
     def say(self, edge: Edge, kind: str, **fields: object) -> None:
         """Send a word. Raises TransportError where the link has broken."""
@@ -145,14 +175,17 @@ class Links:
         except OSError as error:
             raise TransportError(edge, f"{type(error).__name__}: {error}") from error
 
-    def next(self, edge: Edge, kinds: Sequence[str]) -> Message | None:
-        """The oldest word of an edge, left where it is, if it is of ``kinds``. The board's condition is held."""
-        words = self._heard[edge]
-        return words[0] if words and words[0]["kind"] in kinds else None
+    def next(self, edge: Edge, queue: str) -> Message | None:
+        """The oldest word of an edge, left where it is: ``bucket`` (or void), ``trailer`` or ``answer``.
 
-    def take(self, edge: Edge) -> Message:
-        """The oldest word of an edge. The board's condition is held."""
-        return self._heard[edge].popleft()
+        The board's condition is held.
+        """
+        words = self._heard[edge, queue]
+        return words[0] if words else None
+
+    def take(self, edge: Edge, queue: str) -> Message:
+        """The oldest such word of an edge. The board's condition is held."""
+        return self._heard[edge, queue].popleft()
 
     def silent(self, edges: Collection[Edge], seconds: float) -> list[Edge]:
         """Those of ``edges`` whose peers do not say within ``seconds`` that they live. Raises Stopped."""
@@ -168,21 +201,27 @@ class Links:
             return False
         return True
 
-    def wait(self, done: Callable[[], bool], seconds: float) -> bool:
+    def wait(self, done: Callable[[], bool], seconds: float, meanwhile: Callable[[], bool] | None = None) -> bool:
         """Wait for ``done``, which is asked with the board's condition held. False after ``seconds`` of silence.
 
-        Ticks are counted, not clocked. Raises Stopped where the lane stops.
+        ``meanwhile`` is called again and again, and says whether there is more for it to do. Ticks are counted, not
+        clocked. Raises Stopped where the lane stops.
         """
         silent, board = 0.0, self._board
-        with board.cond:
-            while not done():
+        while True:
+            busy = meanwhile is not None and meanwhile()
+            pause = _GLANCE_SECONDS if busy else TICK_SECONDS
+            with board.cond:
+                if done():
+                    return True
                 if board.stopping:
                     raise Stopped
-                if not board.cond.wait(TICK_SECONDS):
-                    silent += TICK_SECONDS
-                if silent >= seconds:
-                    return False
-        return True
+                if not board.cond.wait(pause):
+                    silent += pause
+                if done():
+                    return True
+            if silent >= seconds:
+                return False
 
     def interrupt(self) -> None:
         for link in self._all():

@@ -100,9 +100,11 @@ class _Comm:
         with _errors("ncclCommGetAsyncError"):
             return self._library.word(self._comm.get_async_error())
 
-    def exchange(self, sends: Sequence[Part], receives: Sequence[Part]) -> _Work:
+    def exchange(self, sends: Sequence[Part], receives: Sequence[Part], after: Sequence[Any] = ()) -> _Work:
         settle("exchange", [self], ENQUEUE_SECONDS, _idle)  # no call may follow one that is still under way
         with _errors("ncclGroupEnd"):
+            for event in after:
+                self._stream.wait_event(event)
             handle, _known = self._stream.cuda_stream, self._comm.device  # which asks NCCL once, outside of a group
             with self._library.group():
                 for peer, address, nbytes in sends:
@@ -150,6 +152,7 @@ class _Work:
         deadline = time.monotonic() + EVENT_SECONDS
         while self._event is None and time.monotonic() < deadline:
             self.done()
+            time.sleep(0)  # others want the interpreter
 
     def done(self) -> bool:
         state = self._comm.state()
