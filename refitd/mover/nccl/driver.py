@@ -94,6 +94,7 @@ class Driver(Worker):
         device, library = self._open()
         device.activate()
         self._staging = staging = Staging(device)
+        self._share()
         facts = self.board.facts
         rank, name = self._ranks.index(facts.rank), f"refit-{facts.lane}-{facts.token}"
         self._comm = library.init(len(self._ranks), rank, self._id(library), name)
@@ -141,10 +142,10 @@ class Driver(Worker):
     # -- running
 
     def _run(self, round_: Round) -> None:
+        assert self._staging is not None
         left = _buckets(round_, self._links.edges)
-        self._round, self._promises = round_, Promises(
-            self.board, self._links, self._staging, round_, self._progress
-        )  # fmt: skip
+        self._round = round_
+        self._promises = Promises(self.board, self._links, self._staging, round_, self._progress)
         step, offered = 0, list[Outgoing]()
         while any(left.values()) and not round_.stopped:
             if not offered:

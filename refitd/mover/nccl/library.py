@@ -125,4 +125,5 @@ def finish(what: str, work: Work, seconds: float, tick: Callable[[], None]) -> N
             raise CommunicatorError(what, f"no end within {seconds:g} s")
         tick()
         time.sleep(pause)
-        pause = min(pause * 1.5, _PAUSE_SECONDS)
+        if time.monotonic() > spun:
+            pause = min(max(pause, 0.00002) * 1.5, _PAUSE_SECONDS)
