@@ -213,7 +213,8 @@ class Promises:
 
         def said() -> bool:
             word = self._links.next(edge, "bucket")
-            return (word is not None and word["attempt"] == attempt) or round_.stopped or edge in self._board.broken
+            mine = word is not None and word["attempt"] == attempt
+            return mine or round_.stopped or self._lost(edge)  # a trailer that came meanwhile may have been void
 
         self._links.refuse(edge, attempt - 1, SUPERSEDED)
         patience = self._board.limit.patience(round_.options.progress_timeout)
@@ -221,7 +222,7 @@ class Promises:
             raise TransportError(edge, f"no bucket announced for {patience:g} s")
         with self._board.cond:
             word = self._links.next(edge, "bucket")
-            mine = word is not None and word["attempt"] == attempt and edge not in self._board.broken
+            mine = word is not None and word["attempt"] == attempt and not self._lost(edge)
             return self._links.take(edge, "bucket") if mine else None
 
     def _welcome(
