@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import socket
 import subprocess
@@ -20,6 +21,7 @@ from refitd import connect_engine, connect_trainer
 from refitd.errors import InputError
 from refitd.hook.admin import ask
 from refitd.hook.engine import Engine
+from refitd.mover.memory import raise_descriptor_limit
 from refitd.testing import LocalDaemon, split_layout, wait_until
 
 HERE = Path(__file__).parent
@@ -69,6 +71,17 @@ def receive_in_thread(engine: Engine, memory: Any) -> threading.Thread:
     return thread
 
 
+@pytest.fixture
+def many_files() -> Iterator[None]:
+    """A process whose next descriptors are above those that select() takes."""
+    raise_descriptor_limit()
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    yield
+    for file in files:
+        os.close(file)
+
+
+@pytest.mark.usefixtures("many_files")
 @pytest.mark.parametrize("links", ["auto", "network"])
 def test_threads_of_trainer_and_engine_refit(links: str) -> None:
     """Bit-exact by shared memory and by TCP, said in status and log, and nothing is left of it after close."""

@@ -72,7 +72,9 @@ class Sender(Worker):
             sock.setblocking(False)
             with contextlib.suppress(BlockingIOError):
                 sock.connect(address)
-            while not select.select([], [sock], [], TICK_SECONDS)[1]:
+            poller = select.poll()  # select() takes no descriptor above 1023, and a client may have many files open
+            poller.register(sock, select.POLLOUT)
+            while not poller.poll(1000 * TICK_SECONDS):
                 self._tick(0)
             if error := sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
                 raise OSError(error, f"cannot connect to {self._address[0]}:{self._address[1]}")
