@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]  # daemons, fork servers and clients on a busy machine
 
 
 def run(tmp_path, script, *arguments, **more):
@@ -18,7 +18,7 @@ def run(tmp_path, script, *arguments, **more):
     environment = {**os.environ, **more, "REFITD_FAKE_NCCL": str(faults), "REFITD_FAKE_GPU": str(tmp_path)}
     environment["PYTHONPATH"] = f"{HERE}:{HERE.parents[1]}"
     command = [sys.executable, str(HERE / script), *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=110, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=220, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -57,12 +57,12 @@ def test_each_byte_enters_a_node_once(tmp_path):
 
 def test_a_mover_that_is_killed_leaves_the_other_replica_alone(tmp_path):
     """Which commits; the killed one's replica gets what is left, and the next refit is undisturbed."""
-    found = run(tmp_path, "card_faults.py", "kill", "tp2_to_2xtp1", "nccl", "16MiB")
+    found = run(tmp_path, "card_faults.py", "kill", "tp2_to_2xtp1", "peer", "16MiB")
     assert (found["victim"], found["missed"]) == ("engine/r1/0", False)
     assert set(found["engines_with_fault_s"]) == {"engine/r0/0", "engine/r1/0"}
     assert found["engines_with_fault_s"]["engine/r0/0"] < found["engines_with_fault_s"]["engine/r1/0"]
     moved = {replica: row["moved"] for replica, row in found["refits"].items()}
-    assert moved["r0"] == {"network": 32 << 20}
+    assert moved["r0"] == {"peer": 32 << 20}
     assert moved["r1"]["peer"] > 0
     assert 0 < found["notice_s"] < found["finish_s"]
     assert found["after_s"] > 0

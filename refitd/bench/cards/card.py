@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -23,6 +27,16 @@ def settle(*cards: int) -> None:
     """What was begun on the cards is done; without ``cards``, on the one in use."""
     for card in cards or (torch.cuda.current_device(),):
         torch.cuda.synchronize(card)
+
+
+@contextlib.contextmanager
+def aside(*cards: int) -> Iterator[None]:
+    """What is begun inside waits for nothing that was begun on the cards before."""
+    stream: Any = torch.cuda.Stream
+    with contextlib.ExitStack() as stack:
+        for card in cards:
+            stack.enter_context(torch.cuda.stream(stream(device=card)))
+        yield
 
 
 def flush() -> None:
