@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,6 +49,11 @@ def _settle(device: str) -> None:
         torch.cuda.synchronize()
 
 
+def _streams(device: str) -> Sequence[Any]:
+    """Where the weights are written."""
+    return () if device == "cpu" else (torch.cuda.current_stream(),)
+
+
 class TrainerParty:
     """One trainer rank; its weights are lent where they are."""
 
@@ -64,7 +71,7 @@ class TrainerParty:
 
     def move(self, step: int) -> float:
         began = time.monotonic()
-        offer = self._trainer.publish(step, self._weights)
+        offer = self._trainer.publish(step, self._weights, _streams(self._device))
         if offer.released(WAIT_SECONDS) is not RELEASED:
             raise BenchFailed(f"step {step} was skipped: {offer.reason}")
         report = offer.committed(WAIT_SECONDS)
@@ -84,7 +91,7 @@ class PatientTrainer(TrainerParty):
 
     def move(self, step: int) -> float:
         began = time.monotonic()
-        self._trainer.publish(step, self._weights).released(WAIT_SECONDS)
+        self._trainer.publish(step, self._weights, _streams(self._device)).released(WAIT_SECONDS)
         return began
 
 

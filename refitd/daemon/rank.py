@@ -174,6 +174,12 @@ class LocalRank:
             self.path = Chosen(LIBRARY, f"a child cannot map its memory: {reason}")
         return able
 
+    @property
+    def filling(self) -> bool:
+        """Whether a shadow on a device, which its owner may take back, is being filled."""
+        on_device = self.memory is not None and self.memory.device is not None
+        return self.shadowed and on_device and self.lent_for is not None and self.complete != self.lent_for
+
     def spoil_shadow(self) -> None:
         """The shadow may change from here on: whoever reads it learns that from its loan word."""
         self.page.shadow_loan_word += 1

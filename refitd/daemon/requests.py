@@ -219,7 +219,7 @@ class Requests:
             return await self._release_trainer(session)
         job, rank = self._rank(session, ENGINE)
         lane = job.lanes.get(session.group)
-        if lane and (rank.receiving or (rank.shadowed and rank.memory and rank.memory.device)):
+        if lane and (rank.receiving or rank.filling):
             lane.taken_back(rank)
         if not rank.shadowed:
             rank.receiving, rank.told = None, None

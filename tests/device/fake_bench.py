@@ -57,7 +57,7 @@ class Tenant(tenant.Tenant):
 
 models.LARGE = {"1GiB": (2, 64)}
 pause.COPY_BYTES, pause.LAYERS = {"cuda": 1 << 20}, {"cuda": 0}
-clients.device_empty, clients._settle = device_empty, lambda device: None
+clients.device_empty, clients._settle, clients._streams = device_empty, lambda device: None, lambda device: ()
 tenant.Tenant, mover.WINDOW_MS, mover.WINDOWS, mover.REFITS = Tenant, 20, 2, 2
 on_device.Copier, on_device.facts = Copier, lambda: {"card": "none"}
 card.BACKEND, card.use, card.settle, card.flush = "gloo", use, lambda *cards: None, lambda: None

@@ -95,3 +95,13 @@ def test_without_a_device_movers_are_replaced_and_clients_live(tmp_path):
     assert found["failed"] == "no commit came within the timeout"
     assert "it cannot map engine/r0/0: DeviceError: cuInit: CUDA_ERROR_NO_DEVICE" in found["killed"]
     assert found["started"] > 2
+
+
+def test_a_shadow_that_is_released_is_mapped_by_nobody(tmp_path):
+    """Nothing is applied from it any more; the next registration brings the publication that was missed."""
+    done = run(tmp_path, "shadow_release.py")
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found == {
+        "steps": [[1, 1.0, 1.0], [2, 2.0, 2.0]], "mapped": [True, False], "released": True, "mode": "device_shadow",
+    }  # fmt: skip
