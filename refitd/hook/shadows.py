@@ -8,6 +8,8 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from refitd.errors import DeviceError, InputError
 from refitd.hook.blocks import Block, Storages, blocks_of
 from refitd.hook.gpu.batch import Batch
@@ -80,12 +82,10 @@ class DeviceShadow:
 
     def load(self, blocks: Mapping[str, Block]) -> None:
         """Copy into ``blocks``, by storage name, as one batch. Raises DeviceError."""
-        pairs = {
-            name: (_tensor(block), source) for (name, source) in self._tensors().items() if (block := blocks.get(name))
-        }
-        where = tuple((name, target.data_ptr()) for name, (target, _source) in pairs.items())
+        where = tuple((name, _address(block)) for name, block in blocks.items())
         if self._batch is None or self._batch[0] != where:
-            self._batch = where, Batch(list(pairs.values()))
+            sources = self._tensors()
+            self._batch = where, Batch([(_tensor(block), sources[name]) for name, block in blocks.items()])
         self._batch[1].run()
 
     def drop(self) -> None:
@@ -105,6 +105,10 @@ def device_empty(nbytes: int) -> Any:
         return torch.empty(nbytes, dtype=torch.uint8, device="cuda")
     except RuntimeError as error:
         raise DeviceError(f"allocate a shadow of {nbytes} bytes", str(error).splitlines()[0]) from error
+
+
+def _address(block: Block) -> int:
+    return block.address if isinstance(block.held, np.ndarray) else int(block.held.data_ptr())
 
 
 def _tensor(block: Block) -> Any:
