@@ -8,10 +8,13 @@ and each has new values. ``SECONDS``: begin no other after so many.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import sys
 import time
+from collections import Counter
 
 from parties import FAKE, asked, beside
 
@@ -50,8 +53,18 @@ def look(one, card):
     return {
         "free": asked(card, "free"),
         "fds": {name: len(os.listdir(f"/proc/{pid}/fd")) for name, pid in pids.items() if pid},
+        "kinds": {name: kinds(pid) for name, pid in pids.items() if pid},
         "threads": {name: len(os.listdir(f"/proc/{pid}/task")) for name, pid in pids.items() if pid},
     }
+
+
+def kinds(pid):
+    """How many descriptors of each kind a process has: what they link to, without numbers."""
+    found = Counter()
+    for number in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(OSError):
+            found[re.sub(r"\d+", "N", os.readlink(f"/proc/{pid}/fd/{number}"))] += 1
+    return dict(found)
 
 
 def grown(before, after):
