@@ -86,6 +86,12 @@ STEPS = (
     Step("mover-nccl", 120, _bench("mover", "--device", "cuda", "--transport", "nccl")),
     Step("bad-luck", 120, _bad_luck("illegal", "garbage", "dead", "no-peer", "oom")),
     Step("bad-luck-nccl", 90, _bad_luck("oom-nccl", "versions")),
+    Step("refit-peer-small", 90, _bench(
+        "refit", "--device", "cuda", "--transport", "peer", "--model", "small", "--repeats", "20")),
+    Step("refit-peer-256mib", 90, _bench(
+        "refit", "--device", "cuda", "--transport", "peer", "--model", "256MiB", "--repeats", "20")),
+    Step("refit-peer-1gib", 90, _bench(
+        "refit", "--device", "cuda", "--transport", "peer", "--model", "1GiB", "--repeats", "20")),
     Step("refit-peer-48gb", 180, _bench(
         "refit", "--device", "cuda", "--transport", "peer", "--model", "48GB", "--repeats", "7")),
     Step("pause", 90, _bench("pause", "--device", "cuda", "--model", "16GB", "--repeats", "10")),
