@@ -80,6 +80,7 @@ STEPS = (
     Step("library-nccl", 90, ("tests/device/library.py", "big", "nccl", "child", "library")),
     Step("trainer-crowded", 90, _fault("crowded", "16GB", "peer")),
     Step("moved-peer", 90, _leaks("moved", "100", "big", "peer")),
+    Step("moved-peer-vmm", 60, ("tests/device/leaks_vmm.py", "moved", "100", "big", "peer")),
     Step("turns-peer", 90, _leaks("turns", "50", "big", "peer")),
     Step("turns-nccl", 120, _leaks("turns", "50", "big", "nccl", "70")),
     Step("mover-peer", 120, _bench("mover", "--device", "cuda", "--transport", "peer")),

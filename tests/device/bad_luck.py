@@ -151,7 +151,8 @@ def versions(_card):
     etcd = spawn_etcd(prefer="distro")
     processes, daemons = [], []
     try:
-        daemons += [LocalDaemon(etcd.url, name="a", config=config), LocalDaemon(etcd.url, name="b", config=config)]
+        # NCCL refuses two ranks of a host on one card: all edges count as leaving their host, so each rank is one
+        daemons += [LocalDaemon(etcd.url, links="network", name=name, config=config) for name in ("a", "b")]
         daemons[1]._environ["REFITD_PLANT_NCCL"] = OTHER_NCCL
         for daemon in daemons:
             daemon.start()

@@ -27,6 +27,7 @@ import torch  # noqa: E402
 from refitd.bench import clients, contest, tenant  # noqa: E402
 from refitd.bench.party import Process  # noqa: E402
 from refitd.hook.gpu import lend  # noqa: E402
+from refitd.hook.gpu.export import identity  # noqa: E402
 
 HEAL_SECONDS = 25.0
 atexit.register(shutil.rmtree, PLANTS)  # forks leave without it
@@ -91,7 +92,7 @@ class _Moving:
 
     def _id(self, tensor):
         self._driver.activate()
-        return self._driver.buffer_id(tensor.data_ptr())
+        return identity(self._driver, tensor.data_ptr())
 
 
 class Trainer(_Moving, clients.PatientTrainer):
