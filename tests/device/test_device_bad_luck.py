@@ -6,7 +6,7 @@ import re
 import pytest
 from test_device_refit import run
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(330)]  # many processes, on a machine that may be busy
 ERRORS = {
     "oom": r"DeviceError: bucket \d+ by way of the host: OutOfMemoryError: CUDA out of memory",
     "oom-nccl": "DeviceError: staging for a bucket: OutOfMemoryError: ",
