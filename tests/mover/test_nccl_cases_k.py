@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,7 +36,7 @@ def one_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every bucket is a step of its own: several are under way when a rank dies."""
     from refitd.mover.nccl import driver
 
-    monkeypatch.setattr(driver, "room", lambda _edges: 1)
+    monkeypatch.setattr(driver, "room", lambda _spare, _edges: 1)
 
 
 @pytest.fixture
@@ -103,6 +104,38 @@ def test_k1_a_dead_or_stopped_peer_is_named_within_the_limit_and_the_rest_go_on(
     rest.run()
     for rank in (OTHERS[0], OTHERS[2]):
         assert rest.parties[rank].wait_for("done")["verified"] == [b.id for b in rest.sketch.program(rank).receives()]
+
+
+def test_k1_a_death_with_several_steps_under_way_leaves_only_what_had_come(
+    rig: Callable[..., NcclRig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two steps have been counted and more are on the wire when the source dies: they never count; all is let go of."""
+    one = rig(broadcast(OTHERS[:1], 8))
+    one.build()
+    one.built()
+    driver, begun = one.driver(OTHERS[0]), list[int]()
+    exchange = driver._comm.exchange
+
+    def third_hangs(sends: Any, receives: Any, after: Any = ()) -> Any:
+        begun.append(len(receives))
+        if len(begun) == 3:
+            while len(driver._round.verified) < 2:
+                driver._progress()
+            one.faults[OTHERS[0]].hang.add("exchange")
+        return exchange(sends, receives, after)
+
+    monkeypatch.setattr(driver._comm, "exchange", third_hangs)
+    one.run(progress_timeout=5.0)
+    deadline = time.monotonic() + 10
+    while len(driver._flights) < 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    kill(one, SOURCE)
+    failed = one.parties[OTHERS[0]].wait_for_failure()
+    assert (failed["edge"], failed["verified"]) == ([SOURCE, OTHERS[0]], [0, 1])
+    one.revoke_all()
+    assert (driver._held, driver._lent, driver._round.verified) == ([], [], {0, 1})
+    assert driver._comm.state() == "aborted"
 
 
 def test_k1_an_abort_that_never_returns_does_not_let_go_of_memory(rig: Callable[..., NcclRig]) -> None:

@@ -63,7 +63,7 @@ def one_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every bucket is a step of its own, on every edge."""
     from refitd.mover.nccl import driver
 
-    monkeypatch.setattr(driver, "room", lambda _edges: 1)
+    monkeypatch.setattr(driver, "room", lambda _spare, _edges: 1)
 
 
 @pytest.mark.parametrize("verify", ["trailer", "reread"])
@@ -242,3 +242,62 @@ def test_revoke_stops_everything_and_the_lane_is_built_anew(rig: Make) -> None:
     one.run()
     one.parties[ENGINES[0]].wait_for("done")
     assert arrived(one, ENGINES[0])
+
+
+def test_small_buckets_share_a_step_and_several_steps_are_under_way(rig: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four buckets in one group where they fit; one by one, at most as many are on the wire as there are buffers."""
+    from refitd.bench.fake_nccl import FakeComm
+    from refitd.mover.nccl.batches import SLOTS
+
+    groups: list[int] = []
+    exchange = FakeComm.exchange
+
+    def counted(self: FakeComm, sends: Any, receives: Any, after: Any = ()) -> Any:
+        groups.append(len(sends))
+        return exchange(self, sends, receives, after)
+
+    one = rig(two_by_two(8, "float32"))
+    one.build()
+    one.built()
+    monkeypatch.setattr(FakeComm, "exchange", counted)
+    one.run(1)
+    for key in ENGINES:
+        one.parties[key].wait_for("done")
+    assert sorted(groups) == [0, 0, 2, 2]  # a part for each of two engines, whatever it consists of
+    one_each(monkeypatch)
+    for faults in one.faults.values():
+        faults.hang.add("exchange")
+    one.run(2)
+    flights = [one.driver(key)._flights for key in (*TRAINERS, *ENGINES)]
+    until(lambda: [len(found) for found in flights] == [SLOTS] * 4)
+    for faults in one.faults.values():
+        faults.hang.clear()
+    for key in ENGINES:
+        done = one.parties[key].wait_for("done")
+        assert done["verified"] == [b.id for b in one.sketch.program(key).receives()]
+        assert arrived(one, key)
+
+
+def test_payloads_that_lie_apart_are_received_one_by_one() -> None:
+    """What lies between two destinations is not ours to write; between two places of a buffer nothing lies."""
+    from contextlib import ExitStack
+
+    from refitd.mover.nccl.batches import Batch
+    from refitd.mover.nccl.promises import Incoming
+    from refitd.plan.program import Bucket
+
+    edge = TRAINERS[0], ENGINES[0]
+    batch = Batch(tuple(Bucket(i, *edge, NETWORK, 0, 100, i, i + 1) for i in range(2)))
+    assert (batch.payload, batch.extent, batch.places(1600)) == (200, 212, {0: 1600, 1: 1712})
+    assert Incoming(edge, batch, batch.places(1600), None).parts(3) == [(3, 1600, 212)]
+    assert Incoming(edge, batch, batch.places(1600), ExitStack()).parts(3) == [(3, 1600, 100), (3, 1712, 100)]
+
+
+def test_steps_of_an_edge_shrink_where_they_are_slow_and_grow_again() -> None:
+    from refitd.mover.nccl.batches import LEAST_BYTES, MOST_BYTES, next_size, room
+
+    assert next_size(64 << 20, MOST_BYTES, 0.5) == 32 << 20
+    assert next_size(LEAST_BYTES, MOST_BYTES, 9.0) == LEAST_BYTES
+    assert next_size(64 << 20, MOST_BYTES, 0.2) == 64 << 20
+    assert next_size(200 << 20, MOST_BYTES, 0.01) == MOST_BYTES
+    assert [room(1 << 30, edges) for edges in (0, 1, 2, 8)] == [256 << 20, 256 << 20, 128 << 20, 32 << 20]

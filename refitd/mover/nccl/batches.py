@@ -12,7 +12,6 @@ from typing import NamedTuple
 from refitd.plan.program import Bucket, Program
 
 SLOTS = 4  # steps of an edge that may be under way: one packed, two on the wire, one unpacked
-STAGING_BYTES = 1 << 30  # a lane's buffers for sending, and as many for receiving; but one bucket fits in any case
 MOST_BYTES, LEAST_BYTES = 256 << 20, 4 << 20  # of a step
 MOST_BUCKETS = 512
 SLOW_SECONDS, QUICK_SECONDS = 0.4, 0.1  # a step that takes longer, or less: the edge's next ones are cut or grow
@@ -48,9 +47,9 @@ class Batch(NamedTuple):
         return self.places(0)[last.id] + last.nbytes
 
 
-def room(edges: int) -> int:
-    """Bytes that a step may have where as many edges share the buffers of one direction."""
-    return min(MOST_BYTES, STAGING_BYTES // (SLOTS * max(edges, 1)))
+def room(spare: int, edges: int) -> int:
+    """Bytes that a step may have where as many edges share ``spare`` bytes of buffers."""
+    return min(MOST_BYTES, spare // (SLOTS * max(edges, 1)))
 
 
 def cut(program: Program, buckets: Sequence[Bucket], most: int) -> Batch:

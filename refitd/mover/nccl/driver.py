@@ -94,6 +94,7 @@ class Driver(Worker):
         device, library = self._open()
         device.activate()
         self._staging = staging = Staging(device)
+        self._spare = staging.spare()
         self._share()
         facts = self.board.facts
         rank, name = self._ranks.index(facts.rank), f"refit-{facts.lane}-{facts.token}"
@@ -107,7 +108,7 @@ class Driver(Worker):
         """Say how much may come in a step."""
         ups = [edge for edge in self._links.edges if edge[1] == self.board.facts.rank]
         for edge in ups:
-            self._links.say(edge, "room", nbytes=room(len(ups)))
+            self._links.say(edge, "room", nbytes=room(self._spare, len(ups)))
 
     def _id(self, library: Library) -> bytes:
         """Made by the first rank, and passed on by everybody who hears it: not all ranks have a link to the first."""
@@ -173,7 +174,7 @@ class Driver(Worker):
         return offered
 
     def _size(self, edge: Edge, downs: int) -> int:
-        most = min(room(downs), self._links.room.get(edge, 0))
+        most = min(room(self._spare, downs), self._links.room.get(edge, 0))
         return min(most, self._sizes.get(edge, most))
 
     def _accept(self, step: int, left: Mapping[Edge, list[Bucket]]) -> list[Incoming]:
@@ -296,8 +297,8 @@ class Driver(Worker):
                 self._comm.abort()
         for received in list(self._held):
             self._let_go(received)
-        for sent in self._lent:
-            sent.release()
+        while self._lent:
+            self._lent.pop().release()
 
 
 def _buckets(round_: Round, edges: Collection[Edge]) -> dict[Edge, list[Bucket]]:

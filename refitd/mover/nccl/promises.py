@@ -40,8 +40,8 @@ class Outgoing:
 
     def release(self) -> None:
         """Let go of lent memory, when nothing reads it any more."""
-        self.sums.settle()
-        self._hold.close()
+        with self._hold:
+            self.sums.settle()
 
 
 class Incoming:
@@ -52,7 +52,8 @@ class Incoming:
 
     def __init__(self, edge: Edge, batch: Batch, places: Mapping[int, int], hold: ExitStack | None) -> None:
         self.edge, self.batch, self.places, self.in_place = edge, batch, places, hold is not None
-        self.whole = list(places.values()) == list(batch.places(places[batch.buckets[0].id]).values())
+        close = list(places.values()) == list(batch.places(places[batch.buckets[0].id]).values())
+        self.whole = close and (hold is None or batch.extent == batch.payload)  # a gap in a buffer may be written
         self.found: tuple[Sums, Sums | None] | None = None
         self.checked = False
         self._hold = hold or ExitStack()
@@ -65,10 +66,10 @@ class Incoming:
         self._hold.push(hold)
 
     def release(self) -> None:
-        for sums in self.found or ():
-            if sums is not None:
-                sums.settle()
-        self._hold.close()
+        with self._hold:
+            for sums in self.found or ():
+                if sums is not None:
+                    sums.settle()
 
 
 def _parts(batch: Batch, peer: int, places: Mapping[int, int], whole: bool) -> list[Part]:

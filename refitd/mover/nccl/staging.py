@@ -24,6 +24,8 @@ from refitd.plan.execute import Bytes
 from refitd.plan.program import Bucket, Program
 
 KEPT_LAUNCHES = 1024
+STAGING_BYTES = 1 << 30  # a lane's buffers of one direction; but one bucket fits in any case
+SPARE = 8  # such a part of the memory that is free when the lane is built
 Places = Mapping[int, int]
 
 
@@ -92,17 +94,22 @@ class Staging:
         """Address of the edge's buffer for ``step``, of at least ``nbytes``. Raises DeviceError."""
         key = edge, step % SLOTS
         if key not in self._slots or self._slots[key].numel() < nbytes:
-            with device_errors("staging for a step"):
+            with device_errors("staging for a bucket"):
                 import torch
 
                 self._slots.pop(key, None)
                 self._slots[key] = torch.empty(max(nbytes, 1), dtype=torch.uint8, device=self._device.name)
         return int(self._slots[key].data_ptr())
 
-    @property
-    def nbytes(self) -> int:
-        """Device memory in buffers."""
-        return sum(int(buffer.numel()) for buffer in self._slots.values())
+    def spare(self) -> int:
+        """Bytes that buffers of one direction may take here at most: others live on the device, too."""
+        if self._device.name == "cpu":
+            return STAGING_BYTES
+        import torch
+
+        with device_errors("ask for free memory"):
+            free, _total = torch.cuda.mem_get_info(self._device.name)
+        return min(STAGING_BYTES, int(free) // SPARE)
 
     def pack(self, round_: Round, batch: Batch, memory: Memory, places: Places) -> Sums:
         """Start to gather ``batch``, cast, into ``places``. Who calls keeps the memory pinned until it is done."""
