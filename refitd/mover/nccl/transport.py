@@ -2,9 +2,9 @@
 
 Step k moves the k-th batch of buckets of every edge of this rank, as one group. A sender starts to pack and announces
 the batch on the edge's control link; the receiver answers; what both have agreed on, both begin. So no end ever waits
-inside NCCL for a peer that never meant to come, and since every rank goes through its steps in the same order, no circle
-of ranks can wait for each other. The trailer follows once all has been read and the loan word is still the same. Several
-steps are under way at a time: packed, on the wire, unpacked, summed.
+inside NCCL for a peer that never meant to come, and since every rank goes through its steps in the same order, no
+circle of ranks can wait for each other. The trailer follows once all has been read and the loan word is still the
+same. Several steps are under way at a time: packed, on the wire, unpacked, summed.
 """
 
 from __future__ import annotations
