@@ -11,7 +11,7 @@ from refitd.errors import CommunicatorError, TransportError
 from refitd.mover.board import Board
 from refitd.mover.cuda.device import Device
 from refitd.mover.nccl.batches import MOST_BYTES, SLOTS, cut, next_size, room
-from refitd.mover.nccl.library import SPIN_SECONDS, Communicator, Library, Part, Work, finish, settle
+from refitd.mover.nccl.library import SPIN_PAUSE, SPIN_SECONDS, Communicator, Library, Part, Work, finish, settle
 from refitd.mover.nccl.links import Links
 from refitd.mover.nccl.promises import Incoming, Outgoing, Promises
 from refitd.mover.nccl.staging import Staging
@@ -222,7 +222,7 @@ class Driver(Worker):
             now = time.monotonic()
             if len(self._flights) < before:
                 spun = now + SPIN_SECONDS
-            time.sleep(0 if now < spun else min((now - spun) / 20, 0.001))
+            time.sleep(SPIN_PAUSE if now < spun else min((now - spun) / 20, 0.001))
 
     def _progress(self) -> bool:
         """Take every step that is under way as far as it goes without waiting; whether any is left."""

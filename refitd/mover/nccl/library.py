@@ -15,7 +15,7 @@ SETTLED, IN_PROGRESS = "", "in progress"
 ID_BYTES = 128
 LEAST_VERSION, GROWS_FROM = (2, 28, 9), (2, 29, 2)
 _POLL_SECONDS = 0.0002
-SPIN_SECONDS = 0.002  # of polling without sleep: sleeping costs more than most steps take
+SPIN_SECONDS, SPIN_PAUSE = 0.002, 0.000005  # so long, a look follows the other (no pause at all would starve threads)
 _PAUSE_SECONDS = 0.0001  # between looks at work that is under way: what it ends late is a share of a step
 
 
@@ -119,11 +119,11 @@ def settle(what: str, parties: Sequence[Communicator], seconds: float, tick: Cal
 def finish(what: str, work: Work, seconds: float, tick: Callable[[], None]) -> None:
     """Poll ``work`` until it is done, as `settle` does. Raises CommunicatorError."""
     deadline, spun = time.monotonic() + seconds, time.monotonic() + SPIN_SECONDS
-    pause = 0.0
+    pause = SPIN_PAUSE
     while not work.done():
         if time.monotonic() > deadline:
             raise CommunicatorError(what, f"no end within {seconds:g} s")
         tick()
         time.sleep(pause)
         if time.monotonic() > spun:
-            pause = min(max(pause, 0.00002) * 1.5, _PAUSE_SECONDS)
+            pause = min(pause * 1.5, _PAUSE_SECONDS)

@@ -14,7 +14,7 @@ from typing import Any
 
 from refitd.errors import CommunicatorError
 from refitd.mover.device import bytes_at
-from refitd.mover.nccl.library import IN_PROGRESS, SETTLED, Part, settle, usable
+from refitd.mover.nccl.library import IN_PROGRESS, SETTLED, SPIN_PAUSE, Part, settle, usable
 
 ENQUEUE_SECONDS = 3.0
 EVENT_SECONDS = 0.05  # usually far below a millisecond; connecting takes longer, and blocks nobody
@@ -152,7 +152,7 @@ class _Work:
         deadline = time.monotonic() + EVENT_SECONDS
         while self._event is None and time.monotonic() < deadline:
             self.done()
-            time.sleep(0)  # others want the interpreter
+            time.sleep(SPIN_PAUSE)
 
     def done(self) -> bool:
         state = self._comm.state()
