@@ -94,11 +94,10 @@ class Staging:
         """Address of the edge's buffer for ``step``, of at least ``nbytes``. Raises DeviceError."""
         key = edge, step % SLOTS
         if key not in self._slots or self._slots[key].numel() < nbytes:
-            with device_errors("staging for a bucket"):
-                import torch
-
-                self._slots.pop(key, None)
-                self._slots[key] = torch.empty(max(nbytes, 1), dtype=torch.uint8, device=self._device.name)
+            self._slots.pop(key, None)
+            self._slots[key] = self._device.room(max(nbytes, 1), "staging for a bucket")
+            if (cleared := self._copied()) is not None:
+                cleared.synchronize()  # kernels and NCCL have streams of their own
         return int(self._slots[key].data_ptr())
 
     def spare(self) -> int:
@@ -123,7 +122,7 @@ class Staging:
         return Sums(found, self._copied())
 
     def _copied(self) -> Any:
-        """An event after copies from the host, which run on the thread's usual stream."""
+        """An event after what the thread's usual stream does: copies from the host, and zeros."""
         if self._device.name == "cpu":
             return None
         import torch
