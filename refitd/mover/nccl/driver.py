@@ -299,6 +299,9 @@ class Driver(Worker):
             self._let_go(received)
         while self._lent:
             self._lent.pop().release()
+        self._flights.clear()
+        if self._staging is not None:
+            self._staging.close()
 
 
 def _buckets(round_: Round, edges: Collection[Edge]) -> dict[Edge, list[Bucket]]:

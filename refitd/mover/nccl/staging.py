@@ -87,7 +87,7 @@ class Staging:
     def __init__(self, device: Device) -> None:
         self._device = device
         self._slots: dict[tuple[Edge, int], Any] = {}
-        self._kept: dict[tuple[object, ...], tuple[Launch, Program, Memory]] = {}
+        self._kept: dict[tuple[object, ...], tuple[Launch, Program, DeviceMemory]] = {}
         self._packing, self._unpacking, self._reading = _Side(device), _Side(device), _Side(device)
 
     def slot(self, edge: Edge, step: int, nbytes: int) -> int:
@@ -99,6 +99,11 @@ class Staging:
             if (cleared := self._copied()) is not None:
                 cleared.synchronize()  # kernels and NCCL have streams of their own
         return int(self._slots[key].data_ptr())
+
+    def close(self) -> None:
+        """Let go of all device memory, now: whoever still knows us is no reason to keep it."""
+        self._slots.clear()
+        self._kept.clear()
 
     def spare(self) -> int:
         """Bytes that buffers of one direction may take here at most: others live on the device, too."""
@@ -183,6 +188,7 @@ class Staging:
         with side.active(), device_errors(f"{what} of a step"):
             side.after(self._reading)  # which may still be at the sums of the launch's last run
             if key not in self._kept:
+                self._kept = {known: kept for known, kept in self._kept.items() if not kept[2].closed}
                 if len(self._kept) >= KEPT_LAUNCHES:
                     self._kept.clear()
                 launch = self._device.prepare(_table(what, program, buckets, memory, places))
