@@ -22,6 +22,7 @@ Action = Callable[[Stubs, float, Metadata], Any]
 LEAST = 0.05  # seconds that a last attempt is given
 _PAUSE = (0.05, 0.2)  # seconds between rounds over all servers
 _PROBE = 1.0  # seconds that finding out why TLS fails may take
+_CLOSED = ("closed channel", "Channel closed")  # before the call began, and while it did
 
 
 class Attempts:
@@ -196,7 +197,7 @@ class Channel:
         return reply
 
     def _shut(self, error: ValueError) -> StoreError:
-        """gRPC's answer to a call on a closed channel. Raises what it is given when it is something else."""
-        if "closed channel" not in str(error):
+        """gRPC's answers to a call on a closed channel. Raises what it is given when it is something else."""
+        if not any(words in str(error) for words in _CLOSED):
             raise error
         return StoreUnavailable("the store was closed" if self.closed else "the connection was just closed")

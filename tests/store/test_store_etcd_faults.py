@@ -398,3 +398,25 @@ def _enable_users(port: int) -> None:
         permission = {"permType": 2, "key": b"/refitd/", "range_end": b"/refitd0"}
         auth.RoleGrantPermission(etcdrpc.AuthRoleGrantPermissionRequest(name="daemon", perm=permission))
         auth.AuthEnable(etcdrpc.AuthEnableRequest())
+
+
+@pytest.mark.parametrize(
+    "words", ["Cannot invoke RPC on closed channel!", "Cannot invoke RPC: Channel closed!"], ids=["before", "meanwhile"]
+)
+def test_a_channel_that_closes_under_a_call_is_an_absence_of_the_store(words: str) -> None:
+    """gRPC says it in two ways, as a ValueError; any other is a fault of ours and is not hidden."""
+    store = open_store("etcd://127.0.0.1:1")
+
+    def call(said: str) -> None:
+        def start(_stubs: object, _metadata: object) -> None:
+            raise ValueError(said)
+
+        store._channel.stream("watch", start)  # type: ignore[attr-defined]
+
+    with pytest.raises(StoreUnavailable, match="the connection was just closed"):
+        call(words)
+    with pytest.raises(ValueError, match="something else"):
+        call("something else")
+    store.close()
+    with pytest.raises(StoreUnavailable, match="the store was closed"):
+        call(words)
