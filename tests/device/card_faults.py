@@ -11,11 +11,11 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import sys
 import threading
 import time
 from datetime import datetime
+from functools import partial
 
 import faults
 
@@ -31,25 +31,13 @@ BEGUN = ("skip-trailer", "transfer")  # a round that brings something in is open
 TOLD = ("edge", "reason", "rank", "stage", "replica", "lane", "transport", "why", "token")
 
 
-def serve_failpoints(victim):
-    """In a process of its own: answer every failpoint; hit the victim, as the file ``armed`` says, some time after."""
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(os.environ["REFITD_FAILPOINTS"])
-    listener.listen(64)
-    pid = os.fork()
-    if pid:
-        listener.close()
-        return pid
-    while True:
-        sock, _address = listener.accept()
-        said = json.loads(sock.makefile().readline() or "{}")
-        armed = faults.folder / "armed"
-        if said.get("name") in BEGUN and said.get("key") == victim and armed.exists():
-            name, delay = armed.read_text().split()
-            armed.unlink()
-            threading.Timer(float(delay), hit, (said["pid"], signal.Signals[name])).start()
-        sock.sendall(b"go\n")
-        sock.close()
+def hit_victim(victim, said):
+    """As the file ``armed`` says, where it is there: some time after a round of the victim has begun."""
+    armed = faults.folder / "armed"
+    if said.get("name") in BEGUN and said.get("key") == victim and armed.exists():
+        name, delay = armed.read_text().split()
+        armed.unlink()
+        threading.Timer(float(delay), hit, (said["pid"], signal.Signals[name])).start()
 
 
 def hit(pid, number):
@@ -201,7 +189,7 @@ def main():
     victim = more[0] if more else scene.engines[-1].key
     if what == "leave":
         del os.environ["REFITD_FAILPOINTS"]
-    server = serve_failpoints(victim) if what != "leave" else 0
+    server = faults.serve_failpoints(partial(hit_victim, victim)) if what != "leave" else 0
     settings = contest.Settings(bucket_bytes=min(cell.bucket_bytes(), measure.SIZES[size] // 16), patient=True)
     try:
         with contest.refit(scene, cell.model(), transport, settings) as one:

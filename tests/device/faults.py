@@ -7,6 +7,7 @@ others have filled. Each ends with a refit that nothing disturbs.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -30,8 +31,8 @@ os.environ["REFITD_FAILPOINTS"] = str(folder / "failpoints")
 VICTIM = "engine/r0/0"
 
 
-def serve_failpoints():
-    """In a process of its own: answer every failpoint; hit the victim where the file ``armed`` is there."""
+def serve_failpoints(passed):
+    """In a process of its own: tell ``passed`` of every failpoint that a process is at, and let that go on."""
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(os.environ["REFITD_FAILPOINTS"])
     listener.listen(64)
@@ -41,14 +42,18 @@ def serve_failpoints():
         return pid
     while True:
         sock, _address = listener.accept()
-        said = json.loads(sock.makefile().readline() or "{}")
-        if said.get("name") == "transfer" and said.get("key") == VICTIM and (folder / "armed").exists():
-            number = signal.Signals[(folder / "armed").read_text()]
-            (folder / "armed").unlink()
-            os.kill(said["pid"], number)
-            (folder / "hit").write_text(str(time.monotonic()))
-        sock.sendall(b"go\n")
-        sock.close()
+        with sock, contextlib.suppress(BrokenPipeError, ConnectionResetError):  # who has been killed hears nothing
+            passed(json.loads(sock.makefile().readline() or "{}"))
+            sock.sendall(b"go\n")
+
+
+def hit_victim(said):
+    """As the file ``armed`` says, where it is there."""
+    if said.get("name") == "transfer" and said.get("key") == VICTIM and (folder / "armed").exists():
+        number = signal.Signals[(folder / "armed").read_text()]
+        (folder / "armed").unlink()
+        os.kill(said["pid"], number)
+        (folder / "hit").write_text(str(time.monotonic()))
 
 
 def hit_mover(one, name):
@@ -95,7 +100,7 @@ def main():
     transport = more[0] if more else "peer"
     model = models.model(name)
     on_trainer = what in ("trainer", "crowded")
-    server = 0 if on_trainer else serve_failpoints()
+    server = 0 if on_trainer else serve_failpoints(hit_victim)
     card = beside()
     try:
         with contest.refit(model, transport, "cuda", Settings(bucket_bytes=8 << 20, traced=True)) as one:
