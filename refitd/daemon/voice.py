@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
 
 _BACKOFF = (0.0, 0.05, 0.2, 0.5, 1.0, 2.0)
 _REASON = 2000  # characters of a reason that go into a record
-LINGER_SECONDS = 0.05  # for which nobody need hear that a rank has become dirty, or that we are not ready again
 
 
 class Failure(NamedTuple):
@@ -38,7 +36,6 @@ class Voice:
         self.failure: Failure | None = None
         self._failures = 0
         self._after = 0.0
-        self._lingers: float | None = None  # until when the word that there is may stand
 
     def reset(self) -> None:
         """A new token: nothing has failed under it."""
@@ -59,10 +56,8 @@ class Voice:
         """Write the ack where it differs from the record; whether it was written. Raises StoreError."""
         driver, ack = self._driver, self._ack()
         agreement, node = driver.context.agreement, driver.context.node
-        known = agreement.view.ack(driver.replica, node)
-        if ack is None or ack == known or (known is not None and self._linger(ack, known)):
+        if ack is None or ack == agreement.view.ack(driver.replica, node):
             return False
-        self._lingers = None
         member = agreement.view.members.get(node)
         if member is None or not agreement.alive:
             return False
@@ -72,21 +67,6 @@ class Voice:
         ]
         key = f"acks/{driver.replica}/{node}"
         return await agreement.write(key, encode(ack), agreement.view.revision_of(key), leased=True, guards=guards)
-
-    def _linger(self, ack: Ack, known: Ack) -> bool:
-        """Whether the word that is known may stand a little longer.
-
-        While ranks become dirty one after the other and none is ready yet, each step would be a write that nobody waits
-        for, and the word that they are ready, which everybody waits for, would come after all of them.
-        """
-        as_before = (ack.token, ack.digest) == (known.token, known.digest) and known.phase != "failed"
-        if not as_before or ack.phase != "built" or ack.served > known.served or ack.lead > known.lead:
-            return False
-        now = time.monotonic()
-        if self._lingers is None:
-            self._lingers = now + LINGER_SECONDS
-            asyncio.get_running_loop().call_later(LINGER_SECONDS, self._driver.poke)
-        return now < self._lingers
 
     def _ack(self) -> Ack | None:
         driver, built = self._driver, self._driver.built

@@ -12,66 +12,6 @@ import pytest
 from refitd.daemon import loans as loans_module
 from refitd.daemon.attempt import Attempt
 from refitd.daemon.loans import Loans
-from refitd.daemon.voice import LINGER_SECONDS, Voice
-from refitd.epoch.records import Ack
-
-KNOWN = Ack(5, "plan", "verified", 1, 7, {}, (1, 7), lead=(1, 7))
-DIRTY = Ack(5, "plan", "built", 0, 0, {}, (0, 0), lead=(0, 0))
-
-
-def _voice(known: Ack) -> tuple[Voice, Any, list[str]]:
-    written: list[str] = []
-
-    async def write(key: str, *_rest: Any, **_options: Any) -> bool:
-        written.append(key)
-        return True
-
-    view = SimpleNamespace(ack=lambda *_: known, members={"a": SimpleNamespace(created=1)}, revision_of=lambda _key: 0)
-    agreement = SimpleNamespace(view=view, alive=True, write=write, compare_path=str)
-    driver = MagicMock(replica="r0", token=5, context=MagicMock(node="a", agreement=agreement))
-    return Voice(driver), driver, written
-
-
-def test_that_ranks_become_dirty_is_said_a_little_later_or_with_the_next_word(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is written while it lingers, the lane looks again by itself, and then it is written."""
-
-    async def scenario() -> None:
-        voice, driver, written = _voice(KNOWN)
-        monkeypatch.setattr(voice, "_ack", lambda: DIRTY)
-        assert not await voice.speak()
-        assert not await voice.speak()
-        assert written == []
-        while not driver.poke.called:
-            await asyncio.sleep(LINGER_SECONDS / 5)
-        while not await voice.speak():
-            await asyncio.sleep(LINGER_SECONDS / 5)
-        assert written == ["acks/r0/a"]
-
-    asyncio.run(scenario())
-
-
-@pytest.mark.parametrize(
-    "ack",
-    [
-        Ack(5, "plan", "prepared", 1, 8, {}, (0, 0)),  # everybody waits for it
-        Ack(5, "plan", "failed", 0, 0, {}, (0, 0), reason="an edge broke"),
-        Ack(6, "plan", "built", 0, 0, {}, (0, 0)),  # another token
-        Ack(5, "plan", "built", 0, 0, {}, (1, 8), lead=(1, 7)),  # a publication is served
-        Ack(5, "plan", "built", 0, 0, {}, (0, 0), lead=(1, 8)),  # the lead has left a receive
-    ],
-)
-def test_every_other_word_is_said_at_once(monkeypatch: pytest.MonkeyPatch, ack: Ack) -> None:
-    """Also after one that lingered."""
-
-    async def scenario() -> None:
-        voice, _driver, written = _voice(KNOWN)
-        monkeypatch.setattr(voice, "_ack", lambda: DIRTY)
-        assert not await voice.speak()
-        monkeypatch.setattr(voice, "_ack", lambda: ack)
-        assert await voice.speak()
-        assert written == ["acks/r0/a"]
-
-    asyncio.run(scenario())
 
 
 def _trainer(number: int) -> Any:

@@ -36,3 +36,10 @@ def test_a_seed_repeats_itself_in_another_process() -> None:
     """The trace of a seed has the same hash wherever it runs."""
     first, second = (sim("4", "--workers", "1")[1] for _ in range(2))
     assert first["digests"] == second["digests"] != sim("1", "--workers", "1")[1]["digests"]
+
+
+@pytest.mark.timeout(300)
+def test_seeds_that_have_failed() -> None:
+    """Where the word that a rank is dirty came 50 ms late, lanes went on from what was no longer so."""
+    status, totals, output = sim("347,495", "--workers", "2")
+    assert (status, totals["failed"], totals["runs"]) == (0, [], 2), output
