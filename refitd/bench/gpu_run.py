@@ -82,7 +82,7 @@ STEPS = (
     Step("moved-peer", 90, _leaks("moved", "100", "big", "peer")),
     Step("moved-peer-vmm", 60, ("tests/device/leaks_vmm.py", "moved", "100", "big", "peer")),
     Step("turns-peer", 90, _leaks("turns", "50", "big", "peer")),
-    Step("turns-nccl", 120, _leaks("turns", "50", "big", "nccl", "70")),
+    Step("turns-nccl", 90, _leaks("turns", "12", "big", "nccl", "60")),
     Step("mover-peer", 120, _bench("mover", "--device", "cuda", "--transport", "peer")),
     Step("mover-nccl", 120, _bench("mover", "--device", "cuda", "--transport", "nccl")),
     Step("bad-luck", 120, _bad_luck("illegal", "garbage", "dead", "no-peer", "oom")),
@@ -121,8 +121,9 @@ STEPS = (
         "--rivals", "copies"), 2),
     Step("cards2-64gb", 120, _cards(
         2, "peer", "--size", "64GB", "--width", "contiguous", "512", "--repeats", "3", "--rivals", "copies"), 2),
-    Step("cards2-64gb-nccl", 120, _cards(
-        2, "nccl", "--layout", "one_to_one", "--size", "64GB", "--width", "contiguous", "--repeats", "3"), 2),
+    Step("nccl-steps", 60, ("tests/device/nccl_steps.py", "16", "16", "32"), 2),
+    Step("cards2-64gb-nccl", 170, _cards(
+        2, "nccl", "--layout", "one_to_one", "--size", "64GB", "--width", "contiguous", "512", "--repeats", "3"), 2),
     Step("cards2-kill-peer", 60, _card_fault("kill", "one_to_one", "peer", "16GB"), 2),
     Step("cards2-stop-peer", 60, _card_fault("stop", "rows_to_cols", "peer", "16GB"), 2),
     Step("cards2-kill-nccl", 60, _card_fault("kill", "one_to_one", "nccl", "4GB"), 2),

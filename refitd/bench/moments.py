@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from refitd.stamps import Stamp
@@ -40,6 +40,9 @@ STEPS = (
     Step("daemon_sent_last_run", "run.sent", "engine"),
     Step("mover_heard_last_run", "run.heard", "engine"),
     Step("mover_opened_last", "opened", "engine"),
+    Step("mover_offered_first", "nccl.offered", first=True),
+    Step("mover_began_first", "nccl.begun", "engine", first=True),
+    Step("mover_landed_last", "nccl.landed", "engine"),
     Step("mover_woke_worker", "pull", "engine"),
     Step("mover_read_words", "launch", "engine"),
     Step("mover_launched", "launched", "engine"),
@@ -75,3 +78,13 @@ def steps(span: tuple[float, float], found: Sequence[Stamp]) -> tuple[float, ...
         took.append(max(reached - at, 0.0))
         at = max(reached, at)
     return tuple(took)
+
+
+def wire(found: Sequence[Stamp]) -> Mapping[str, list[float]]:
+    """Of each rank and moment of NCCL's steps, ms since the first mover's start; ``found``: of one refit, by time."""
+    began = next((one.at for one in found if one.name == "opened"), 0.0)
+    seen: dict[str, list[float]] = {}
+    for one in found:
+        if one.name.startswith("nccl.") or one.name == "counted":
+            seen.setdefault(f"{one.key} {one.name}", []).append(round((one.at - began) * 1e3, 3))
+    return seen

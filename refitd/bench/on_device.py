@@ -74,10 +74,10 @@ def _rounds(
             one.round(step)
             spans.append(one.times)
         found = one.stamps()
-        return [_stamped(span, found) for span in spans[WARM_UPS:]], one.peaks()
+        return [stamped(span, found) for span in spans[WARM_UPS:]], one.peaks()
 
 
-def _stamped(span: tuple[float, float], found: Sequence[Stamp]) -> Round:
+def stamped(span: tuple[float, float], found: Sequence[Stamp], ranks: int = models.ENGINES) -> Round:
     """Raises BenchFailed where the stamps do not show every phase."""
     began, ended = span
     inside = [stamp for stamp in found if began <= stamp.at <= ended]
@@ -86,7 +86,7 @@ def _stamped(span: tuple[float, float], found: Sequence[Stamp]) -> Round:
         name: [stamp.at for stamp in inside if stamp.name == name and stamp.key.startswith("engine")]
         for name in ("opened", "counted")
     }
-    if not all(starts) or min(map(len, moves.values())) < models.ENGINES:
+    if not all(starts) or min(map(len, moves.values())) < ranks:
         raise BenchFailed(f"the stamps do not show every phase: {[stamp[1:] for stamp in inside]}")
     edges = [began, *(times[0] for times in starts), ended]
     phases = tuple(after - before for before, after in pairwise(edges))

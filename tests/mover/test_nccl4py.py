@@ -41,7 +41,7 @@ class Made:
 def library(monkeypatch: pytest.MonkeyPatch) -> Nccl:
     """Without NCCL and without a GPU."""
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: device)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device, priority: device)
     made = Nccl.__new__(Nccl)
     flags = SimpleNamespace(ABORT=1, DEFAULT=0)
     made._core, made._results = SimpleNamespace(CommShrinkFlag=flags, NCCLConfig=lambda **_: None), RESULTS

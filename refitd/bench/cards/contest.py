@@ -7,15 +7,18 @@ import json
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from refitd.bench.cards.clients import JOB, Engine, Trainer
 from refitd.bench.cards.layouts import ENGINE, Model, Scene
 from refitd.bench.party import BenchFailed, Process, ask_all
 from refitd.errors import ConfigError, RefitdError
+from refitd.stamps import Stamp, collecting, read
 from refitd.testing import LocalDaemon, wait_until
 
 BUCKET_BYTES = 256 << 20
@@ -27,12 +30,13 @@ Edges = dict[tuple[str, str, str], int]
 
 
 class Settings(NamedTuple):
-    """``patient``: see `Trainer`; ``config``: more of the daemons' keys."""
+    """``patient``: see `Trainer`; ``config``: more of the daemons' keys; ``stamped``: keep `refitd.stamps`."""
 
     verify: str = "checksum"
     bucket_bytes: int = BUCKET_BYTES
     patient: bool = False
     config: tuple[tuple[str, object], ...] = ()
+    stamped: bool = False
 
 
 class Contest:
@@ -45,6 +49,7 @@ class Contest:
         self.engines = [self.processes[seat.key] for seat in scene.engines]
         self.ends: dict[str, float] = {}  # of the last round: when each engine had everything
         self.times = 0.0, 0.0  # of the last round: the first trainer's beginning, the last engine's end
+        self.folder: Path | None = None  # where all processes keep their stamps, if they do
 
     def round(self, step: int, moved: Callable[[], None] | None = None) -> float:
         """Move the values of ``step``; seconds from the first trainer's beginning to the last engine's end.
@@ -93,6 +98,10 @@ class Contest:
         """What the daemons said so far."""
         return [line for daemon in self.daemons for line in daemon.log.splitlines()]
 
+    def stamps(self) -> list[Stamp]:
+        """What all processes have noted so far, by time; nothing where nobody asked for it."""
+        return read(self.folder) if self.folder is not None else []
+
     def wait_lanes(self) -> None:
         """Return when every replica has its lane from all trainers to all its ranks. Raises BenchFailed."""
         deadline = time.monotonic() + LANE_SECONDS
@@ -134,8 +143,10 @@ def refit(scene: Scene, model: Model, transport: str, settings: Settings | None 
     """
     settings = settings or Settings()
     with contextlib.ExitStack() as stack:
+        folder = _stamps(stack) if settings.stamped else None
         daemons = _daemons(stack, scene, transport, settings)
         contest = Contest(scene, daemons, _makers(stack, scene, model, daemons, settings))
+        contest.folder = folder
         try:
             ask_all(list(contest.processes.values()), "start")
             contest.wait_lanes()
@@ -146,6 +157,13 @@ def refit(scene: Scene, model: Model, transport: str, settings: Settings | None 
         finally:
             for process in contest.processes.values():
                 process.end()
+
+
+def _stamps(stack: contextlib.ExitStack) -> Path:
+    """A folder in which all processes from here on keep their stamps."""
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="refitd-stamps-")))
+    stack.enter_context(collecting(folder))
+    return folder
 
 
 def _daemons(stack: contextlib.ExitStack, scene: Scene, transport: str, settings: Settings) -> list[LocalDaemon]:

@@ -10,13 +10,13 @@ import json
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from refitd.bench import on_device, outcome, rows
+from refitd.bench import moments, on_device, outcome, rows
 from refitd.bench.cards import layouts, nvlink, rivals
 from refitd.bench.cards.contest import BUCKET_BYTES, NCCL, Edges, Settings, crossing, refit
 from refitd.bench.cards.layouts import Model, Scene
@@ -67,6 +67,7 @@ class Refits(NamedTuple):
     links: list[tuple[int, int]]
     network_bytes: int
     transports: list[str]
+    wire: Mapping[str, list[float]]  # of the last round, as `moments.wire` gives it
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -126,6 +127,11 @@ def _one(cell: Cell, arguments: argparse.Namespace, document: dict[str, Any]) ->
         "edges": {" ".join(edge): nbytes for edge, nbytes in found.edges.items()}, "nvlink": found.links,
         "rounds_ms": [round(one.total * 1e3, 3) for one in found.rounds],
         "movers_ms": [round(one.moved * 1e3, 3) for one in found.rounds],
+        "steps_ms": {
+            f"{number:02}_{step.label}": round(statistics.median(one.steps[number] for one in found.rounds) * 1e3, 3)
+            for number, step in enumerate(moments.STEPS)
+        },
+        "wire_ms": found.wire,
     }  # fmt: skip
 
 
@@ -134,16 +140,18 @@ def measured(cell: Cell, repeats: int) -> Refits:
     links = nvlink.Links(cell.scene.cards)
     if links.why:
         print(f"NVLink is not counted: {links.why}", file=sys.stderr, flush=True)
-    with refit(cell.scene, cell.model(), cell.transport, Settings(bucket_bytes=cell.bucket_bytes())) as one:
+    settings = Settings(bucket_bytes=cell.bucket_bytes(), config=(("log.level", "warning"),), stamped=True)
+    with refit(cell.scene, cell.model(), cell.transport, settings) as one:
         spans, network = [], 0
         for step in range(WARM_UPS + repeats):
             network = one.network_bytes()
             links.begin()
             one.round(step, links.end)
             spans.append(one.times)
-        marks = [found for found in map(on_device.mark, one.lines()) if found is not None]
-        rounds = [on_device.round_of(span, marks, len(cell.scene.engines)) for span in spans[WARM_UPS:]]
-        return Refits(rounds, one.edges(), links.between, one.network_bytes() - network, one.transports())
+        found, (began, ended) = one.stamps(), spans[-1]
+        rounds = [on_device.stamped(span, found, len(cell.scene.engines)) for span in spans[WARM_UPS:]]
+        wire = moments.wire([stamp for stamp in found if began <= stamp.at <= ended])
+        return Refits(rounds, one.edges(), links.between, one.network_bytes() - network, one.transports(), wire)
 
 
 def rival_times(cell: Cell, pairs: rivals.Pairs, repeats: int, wanted: str) -> tuple[dict[str, float], dict[str, str]]:

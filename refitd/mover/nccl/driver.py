@@ -18,6 +18,7 @@ from refitd.mover.nccl.staging import Staging
 from refitd.mover.round import Edge, Round, Stopped
 from refitd.mover.transport.worker import Worker
 from refitd.plan.program import SENT, Bucket
+from refitd.stamps import stamp
 
 REVOKE_SECONDS = 1.0
 PROBE_SECONDS = 0.5
@@ -171,6 +172,7 @@ class Driver(Worker):
             if (one := self._promises.offer(edge, step, batch)) is not None:
                 self._lent.append(one)
                 offered.append(one)
+                stamp("nccl.offered", self.board.facts.rank)
         return offered
 
     def _size(self, edge: Edge, downs: int) -> int:
@@ -210,6 +212,7 @@ class Driver(Worker):
         if not self._flights:
             self._since = time.monotonic()
         self._flights.append(_Flight(self._comm.exchange(outgoing, incoming, after), sends, receives))
+        stamp("nccl.begun", self.board.facts.rank)
 
     def _drain(self, most: int) -> None:
         """Wait until no more than ``most`` steps are under way."""
@@ -234,6 +237,7 @@ class Driver(Worker):
                 self._blame(flight.edges, error)
         while self._flights and self._flights[0].over:
             self._resize(self._flights.popleft(), now - self._since)
+            stamp("nccl.over", self.board.facts.rank)
             self._since = now
         seconds = self.board.limit.patience(self._round.options.progress_timeout)
         if self._flights and now - self._since > seconds:
@@ -244,6 +248,7 @@ class Driver(Worker):
         """Say trailers, unpack, count; whether it has landed. Steps land in order."""
         if not flight.landed and may_land and flight.work.done():
             flight.landed = True
+            stamp("nccl.landed", self.board.facts.rank)
             for received in flight.receives:
                 self._promises.unpack(received)
         for sent in flight.sends:

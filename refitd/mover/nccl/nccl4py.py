@@ -90,7 +90,7 @@ class _Comm:
         self._library, self._comm, self._gone = library, comm, False
         self._device = f"cuda:{torch.cuda.current_device()}"
         stream: Any = torch.cuda.Stream
-        self._stream = stream(device=self._device)
+        self._stream = stream(device=self._device, priority=-1)  # kernels that pack and sum fill a device: go first
 
     def state(self) -> str:
         if self._gone:
