@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -58,6 +59,7 @@ class Lane:
         self._ready: dict[tuple[int, str], int] = {}
         self._told: set[Edge] = set()  # broken edges that the daemon knows of
         self._watch: RoundWatch | None = None
+        self._telling = threading.Lock()
         self._supervisor = MoverThread(self._supervise, f"lane {facts.lane}")
 
     @property
@@ -93,6 +95,9 @@ class Lane:
                 round_.open()
             if armed() or round_.finished():  # the supervisor opens what a tester may hold, and tells what is done
                 self._board.cond.notify_all()
+        self._peer.hurry(round_)
+        if round_.finished() and not round_.held:
+            self._tell()
 
     def ready(self, attempt: int, src: str, word: int) -> None:
         """Stage 1 of ``attempt`` may read ``src`` while its loan word is ``word``; may come before the run does."""
@@ -133,16 +138,21 @@ class Lane:
     def _supervise(self) -> None:
         self._watch_build()
         while self._wait_for_news():
-            round_ = self._board.round
-            if round_ is not None:
-                if self._watch is None or self._watch.round is not round_:
-                    if not round_.opened:
-                        round_.open()
-                    self._told |= self._watch.told & self._board.broken.keys() if self._watch is not None else set()
-                    self._watch = RoundWatch(round_, self._send)
-                self._watch.report()
+            if (round_ := self._board.round) is not None and not round_.opened:
+                round_.open()
+            self._tell()
             if self._untold() and self._wait_grace():
                 self._report_idle_breaks()
+
+    def _tell(self) -> None:
+        """Say what is new of the current round; what is done is said by the thread that did it, which is awake."""
+        with self._telling:
+            if (round_ := self._board.round) is None:
+                return
+            if self._watch is None or self._watch.round is not round_:
+                self._told |= self._watch.told & self._board.broken.keys() if self._watch is not None else set()
+                self._watch = RoundWatch(round_, self._send)
+            self._watch.report()
 
     def _watch_build(self) -> None:
         edges, board = {*self._net.edges, *self._peer.edges}, self._board

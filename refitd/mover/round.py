@@ -16,8 +16,9 @@ import numpy as np
 
 from refitd.errors import TransportError
 from refitd.failpoints import armed, failpoint
-from refitd.mover.frames import checksum, plan_tag
+from refitd.mover.frames import checksum
 from refitd.mover.memory import Memory
+from refitd.mover.share import Lot, lot_of, share_of
 from refitd.plan import execute
 from refitd.plan.execute import Bytes
 from refitd.plan.program import NETWORK, Bucket, Program
@@ -72,8 +73,8 @@ class Round:
     ) -> None:
         self.program, self.options, self.cond = program, options, cond
         self.rank = program.rank
-        self.incoming = {bucket.id: bucket for bucket in program.receives()}
-        self.outgoing = program.sends()
+        share = share_of(program)
+        self.incoming, self.outgoing, self.plan_tag = share.incoming, share.outgoing, share.tag
         self.verified: set[int] = set()
         self.sent: set[int] = set()
         self.ready: dict[str, int] = {}
@@ -84,14 +85,13 @@ class Round:
         self.first = 0.0  # when the first bucket was counted
         self.sums: dict[int, int] = {}  # by bucket: what kernels summed while they moved it
         self.stopped = False
-        self.plan_tag = plan_tag(program.plan_digest)
         self.gathering = threading.Lock()  # held for one block: two at a time would share a cache, and both wait more
-        self._memories = memories
+        self.memories = memories
         self._touching, self._touch = 0, _Touch(self)
         self._held = self._failpoint_due = armed()  # until `open`: nothing moves before a tester has had its say
-        self._stage0_left = sum(bucket.stage == 0 for bucket in self.incoming.values())
+        self._stage0_left = share.first
         self._mirror: Program | None = None  # the program whose sources are our destinations
-        self._skipped: int | None = None
+        self.skipped: int | None = None  # a bucket that a test wants to be counted without having been moved
 
     # -- going on and stopping
 
@@ -100,12 +100,17 @@ class Round:
         self.opened = True
         self.span[0] = time.monotonic()
         stamp("opened", self.rank)
-        if self.incoming and failpoint("skip-trailer", role="mover", key=self.rank):
-            self._skipped = max(self.incoming.values(), key=lambda bucket: bucket.nbytes).id
-        if len(self.incoming or self.outgoing) == 1:
+        if self._held and self.incoming and failpoint("skip-trailer", role="mover", key=self.rank):
+            self.skipped = max(self.incoming.values(), key=lambda bucket: bucket.nbytes).id
+        if self._held and len(self.incoming or self.outgoing) == 1:
             self._failpoint_due = False
             failpoint("transfer", role="mover", key=self.rank)
         self._release()
+
+    @property
+    def held(self) -> bool:
+        """Whether nothing may move yet, as a tester has not had its say."""
+        return self._held
 
     def halt(self) -> None:
         """Stop the round; on return no worker reads or writes memory for it any more."""
@@ -165,12 +170,19 @@ class Round:
 
     def mark_all_verified(self, buckets: Sequence[Bucket]) -> None:
         """As `mark_verified` for each of ``buckets``, which were checked together."""
-        for bucket in buckets[:1]:
-            self.mark_verified(bucket)
+        self.mark_lot(lot_of(buckets))
+
+    def mark_lot(self, lot: Lot) -> None:
+        """As `mark_verified` for each bucket of ``lot``, at one moment, but for the first where a tester listens."""
+        first = lot.first
+        if self._failpoint_due and lot.buckets:
+            self.mark_verified(lot.buckets[0])
+            first -= lot.buckets[0].stage == 0
         with self.cond:
-            self._stage0_left -= sum(bucket.stage == 0 for bucket in buckets[1:])
-            self.verified.update(bucket.id for bucket in buckets)
+            self._stage0_left -= first
+            self.verified |= lot.ids
             self.span[1] = time.monotonic()
+            self.first = self.first or self.span[1]
             stamp("counted", self.rank)
             self.cond.notify_all()
 
@@ -238,7 +250,7 @@ class Round:
 
     def write(self, bucket: Bucket, payload: Bytes) -> None:
         """Scatter a checked payload into this rank's memory; with ``reread`` it is read back and compared."""
-        if bucket.id == self._skipped:
+        if bucket.id == self.skipped:
             return
         memory = self.destination(bucket)
         memory.unpack(self.program, bucket, payload)
@@ -250,7 +262,7 @@ class Round:
 
         None also where `write` has more to do than to write, or will say why it cannot.
         """
-        if self.options.verify == "reread" or bucket.id == self._skipped:
+        if self.options.verify == "reread" or bucket.id == self.skipped:
             return None
         try:
             memory = self.destination(bucket)
@@ -268,20 +280,20 @@ class Round:
 
     def skips(self, bucket: Bucket) -> bool:
         """Whether a test wants this bucket to be counted without having been moved."""
-        return bucket.id == self._skipped
+        return bucket.id == self.skipped
 
     def on_device(self, bucket: Bucket) -> bool:
         """Whether both ends of ``bucket`` are mounted, and on devices."""
-        ends = [self._memories.get(key) for key in (bucket.src, bucket.dst)]
+        ends = [self.memories.get(key) for key in (bucket.src, bucket.dst)]
         return all(memory is not None and memory.on_device for memory in ends)
 
     def by_host(self, bucket: Bucket) -> bool:
         """Whether one end of ``bucket`` is on a device, and the other is not."""
-        ends = [self._memories.get(key) for key in (bucket.src, bucket.dst)]
+        ends = [self.memories.get(key) for key in (bucket.src, bucket.dst)]
         return any(memory is not None and memory.on_device for memory in ends) and not self.on_device(bucket)
 
     def _memory(self, bucket: Bucket, key: str) -> Memory:
-        memory = self._memories.get(key)
+        memory = self.memories.get(key)
         if memory is None:
             raise TransportError((bucket.src, bucket.dst), f"memory of {key} is not mounted")
         if memory.checked is not self.program:  # neither ever changes, and a lane runs the same program again and again

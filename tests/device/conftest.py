@@ -5,6 +5,7 @@ from pathlib import Path
 
 import fake_gpu
 import pytest
+from pull_rig import Rig, make_program
 
 from refitd.hook import engine, shadows, trainer
 from refitd.hook.gpu import lend
@@ -26,3 +27,17 @@ def gpu(tmp_path, monkeypatch):
     yield fake_gpu
     fake_gpu._mine.clear()
     fake_gpu.waited.clear()
+
+
+@pytest.fixture
+def rig(gpu):
+    """Makes a `Rig` of a program; each is closed."""
+    made = []
+
+    def make(program=None, **options):
+        made.append(Rig(gpu, program or make_program(), **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()

@@ -1,6 +1,5 @@
 """A mover's rounds on memory of a device, by a fake one: what counts, what does not, and when it lets go."""
 
-import json
 import os
 import queue
 import subprocess
@@ -9,142 +8,18 @@ import time
 
 import numpy as np
 import pytest
+from pull_rig import COLS, OWNERS, READER, ROWS, Owner, failures, make_program
 
 from refitd.errors import DeviceError, ProtocolError
-from refitd.hook.gpu.export import Extent, export
-from refitd.hook.memfd import create_document, create_memory
-from refitd.hook.page import ControlPage
-from refitd.layout.dtypes import ITEMSIZE
-from refitd.mover.child import Mover
 from refitd.mover.cuda import pull
 from refitd.mover.cuda.groups import batches, groups
 from refitd.mover.cuda.mounts import Devices
 from refitd.mover.cuda.warm import tables
-from refitd.mover.device import bytes_at
 from refitd.mover.kernels import Launch, bucket_checksum
 from refitd.mover.reading import Reading
 from refitd.mover.round import Round, RunOptions
 from refitd.plan import execute
-from refitd.plan.program import PEER, Bucket, Program, StorageRef
-
-OWNERS, READER = ("trainer/run/0", "trainer/run/1"), "engine/r0/0"
-ROWS, COLS, PIECES = 32, 48, 4
-
-
-def make_program(dtypes=("bfloat16", "bfloat16")):
-    """Two owners hold the halves of the rows of "w"; the reader takes the left half of the columns."""
-    half, width, step = ROWS // 2, COLS // 2, ROWS // 2 // PIECES
-    storages = [StorageRef(key, "w", dtypes[0], half * COLS) for key in OWNERS]
-    storages.append(StorageRef(READER, "w", dtypes[1], ROWS * width))
-    moves, buckets = [], []
-    for owner, key in enumerate(OWNERS):
-        for piece in range(PIECES):
-            row = piece * step
-            moves.append((owner, row * COLS, COLS, 1, 2, (owner * half + row) * width, width, 1, step, width))
-            nbytes = step * width * ITEMSIZE[dtypes[1]]
-            buckets.append(Bucket(len(buckets), key, READER, PEER, 0, nbytes, len(buckets), len(buckets) + 1))
-    return Program(READER, "d" * 32, tuple(buckets), np.array(moves, np.int64), storages)
-
-
-class Owner:
-    """A rank whose storage "w" is on the fake device, or in a memfd."""
-
-    def __init__(self, gpu, key, ref, on_device=True):
-        self.key, self.nbytes = key, ref.numel * ITEMSIZE[ref.dtype]
-        self.page, self.on_device = ControlPage.create(), on_device
-        self.dtype = ref.dtype
-        self.fd = -1 if on_device else create_memory("w", self.nbytes)
-        if on_device:
-            self.address = gpu.allocate(self.nbytes)
-            self.bytes = bytes_at(self.address, self.nbytes, "cpu").numpy()
-            self.message = export(gpu.FakeDriver(), {"w": Extent(self.address, self.nbytes)}).message
-            self.message["uuid"] = gpu.UUID
-        else:
-            self.bytes = np.memmap(f"/proc/self/fd/{self.fd}", np.uint8, "r+")
-
-    def mount(self, mover, writable=False, pid=None, **changes):
-        message = {
-            "kind": "mount", "memory": self.key, "writable": writable, "word_index": 0, "storages": [], "device": None,
-        }  # fmt: skip
-        fds = [os.pidfd_open(pid or os.getpid()), os.dup(self.page.fd)]
-        if self.on_device:
-            message["device"] = self.message
-        else:
-            os.close(fds[0])
-            fds[0] = os.dup(self.fd)
-            message["storages"] = [{"name": "w", "fd": 0, "offset": 0, "nbytes": self.nbytes, "dtype": self.dtype}]
-        mover.handle({**message, **changes}, fds)
-
-
-class Rig:
-    """A mover of the reader in this process."""
-
-    def __init__(self, gpu, program, on_device=(True, True, True)):
-        self.program, self.said = program, queue.Queue()
-        self.mover = Mover(READER, self.said.put)
-        refs = program.storages
-        self.ranks = [Owner(gpu, ref.rank, ref, there) for ref, there in zip(refs, on_device, strict=True)]
-        rng = np.random.default_rng(1)
-        for one in self.ranks[:2]:
-            one.bytes[:] = rng.integers(0, 120, one.nbytes, np.uint8)
-        self.mine = self.ranks[2]
-
-    def mount(self):
-        self.mine.mount(self.mover, writable=True)
-        for one in self.ranks[:2]:
-            one.mount(self.mover)
-        assert [self.wait("mounted")["memory"] for _ in range(3)] == [READER, *OWNERS]
-
-    def build(self, token=1, **more):
-        message = {
-            "kind": "build", "lane": "r0", "token": token, "rank": READER, "connect": [], "accept": [], "secret": "",
-            "job": "job", **more,
-        }  # fmt: skip
-        self.mover.handle(message, [create_document("program", self.program.to_bytes())])
-        self.wait("built")
-
-    def run(self, attempt=1, token=1, words=None, **more):
-        words = words or {one.key: one.page.loan_word for one in self.ranks}
-        message = {"kind": "run", "lane": "r0", "token": token, "attempt": attempt, "publication": [1, attempt]}
-        self.mover.handle({**message, "words": words, **more}, [])
-
-    def wait(self, kind):
-        while (message := self.said.get(timeout=10))["kind"] != kind:
-            assert message["kind"] != "failed", message
-        return json.loads(json.dumps(message))
-
-    def expected(self):
-        """The reader's bytes once all have come."""
-        refs = self.program.storages
-        out = {"w": np.zeros(refs[2].numel, execute.array_dtype(refs[2].dtype))}
-        for bucket in self.program.buckets:
-            owner = self.ranks[OWNERS.index(bucket.src)]
-            source = {"w": owner.bytes.view(execute.array_dtype(owner.dtype))}
-            execute.copy(self.program, bucket, source, out)
-        return out["w"].view(np.uint8)
-
-    def round(self):
-        return self.mover._lanes["r0"]._board.round
-
-    def close(self):
-        self.mover.close()
-        for one in self.ranks:
-            one.page.close()
-            if one.fd >= 0:
-                os.close(one.fd)
-
-
-@pytest.fixture
-def rig(gpu):
-    made = []
-
-    def make(program=None, **options):
-        made.append(Rig(gpu, program or make_program(), **options))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.close()
+from refitd.plan.program import PEER
 
 
 @pytest.mark.parametrize("verify", ["trailer", "reread"])
@@ -186,14 +61,6 @@ def test_edges_between_host_and_device_go_by_way_of_the_host(rig, on_device, ver
     assert one.mine.bytes.tolist() == one.expected().tolist()
 
 
-def _failures(one, count):
-    failed = []
-    while len(failed) < count:
-        if (message := one.said.get(timeout=10))["kind"] == "failed":
-            failed.append(message)
-    return {tuple(message["edge"]): message["reason"] for message in failed}, failed[-1]["verified"]
-
-
 def test_what_was_read_under_a_loan_that_ended_meanwhile_does_not_count(rig, monkeypatch):
     """The word is read again when the launch is done; the other lender's buckets count."""
     one = rig()
@@ -206,7 +73,7 @@ def test_what_was_read_under_a_loan_that_ended_meanwhile_does_not_count(rig, mon
     one.mount()
     one.build()
     one.run()
-    failed, _verified = _failures(one, 1)
+    failed, _verified = failures(one, 1)
     assert failed == {(OWNERS[1], READER): "loan withdrawn"}
     while len(one.round().verified) < 4:
         time.sleep(0.01)
@@ -220,10 +87,10 @@ def test_an_old_word_and_a_missing_memory_fail_their_edges_only(rig):
     one.build()
     words = {rank.key: rank.page.loan_word for rank in one.ranks}
     one.run(words={**words, OWNERS[0]: words[OWNERS[0]] + 1})
-    assert _failures(one, 1)[0] == {(OWNERS[0], READER): "loan withdrawn"}
+    assert failures(one, 1)[0] == {(OWNERS[0], READER): "loan withdrawn"}
     one.mover.handle({"kind": "unmount", "memory": OWNERS[1]}, [])
     one.run(attempt=2)
-    assert _failures(one, 1)[0] == {(OWNERS[1], READER): f"memory of {OWNERS[1]} is not mounted"}
+    assert failures(one, 1)[0] == {(OWNERS[1], READER): f"memory of {OWNERS[1]} is not mounted"}
 
 
 def test_what_was_written_differently_is_found_by_reading_it_again(rig, monkeypatch):
@@ -240,7 +107,7 @@ def test_what_was_written_differently_is_found_by_reading_it_again(rig, monkeypa
     one.mount()
     one.build()
     one.run(verify="reread")
-    failed, _verified = _failures(one, 1)
+    failed, _verified = failures(one, 1)
     assert failed == {(OWNERS[1], READER): "bucket 7 reads back differently"}
 
 
@@ -368,7 +235,7 @@ def test_memory_that_is_mapped_for_another_device_is_not_touched(rig, gpu):
     one.build()
     one.mover._memories[OWNERS[0]].device = gpu.open_device(gpu.UUID)
     one.run()
-    failed, _verified = _failures(one, 1)
+    failed, _verified = failures(one, 1)
     assert set(failed) == {(OWNERS[0], READER)}
     assert "is mapped for GPU-fake" in failed[OWNERS[0], READER]
 
@@ -445,7 +312,7 @@ def test_a_size_that_is_not_the_plans_is_refused(rig):
     one.mount()
     one.build()
     one.run()
-    failed, _verified = _failures(one, 2)
+    failed, _verified = failures(one, 2)
     assert set(failed) == {(key, READER) for key in OWNERS}
     assert all(f"storage w of {READER}" in reason for reason in failed.values())
     with pytest.raises(ProtocolError, match="1536 bytes"):

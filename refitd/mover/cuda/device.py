@@ -13,6 +13,8 @@ from refitd.mover.cuda.imports import Imports
 from refitd.mover.kernels import Launch, Table, prepare
 from refitd.mover.spent import Spent
 
+_active = threading.local()  # by thread: which device it is
+
 
 class Device:
     """May be used from any thread that calls `activate` first. ``name`` is torch's name of it."""
@@ -21,12 +23,15 @@ class Device:
         self.driver, self.name = driver, name
         self._stream: Any = None
         self.uuid = driver.uuid()
+        _active.device = None  # to make a driver is to change the thread's context
         self.imports = Imports(driver)
         self._lock = threading.Lock()
         self._compiled: dict[tuple[tuple[str, str], bool], int] = {}  # (dtypes, store) -> kinds of rows
 
     def activate(self) -> None:
         """Work in this device's context from here on, in the calling thread."""
+        if getattr(_active, "device", None) is self:  # nobody but `activate` changes it in a mover's threads
+            return
         if self.name != "cpu":
             import torch
 
@@ -34,6 +39,7 @@ class Device:
             if self._stream is not None:
                 torch.cuda.set_stream(self._stream)
         self.driver.activate()
+        _active.device = self
 
     def step_aside(self) -> None:
         """Launch on a stream of our own from here on: in a client's process the usual one is the client's."""
@@ -43,6 +49,7 @@ class Device:
             stream: Any = torch.cuda.Stream
             with device_errors("make a stream"):
                 self._stream = stream(device=self.name)
+        _active.device = None
 
     def reach(self, uuid: str) -> None:
         """Let kernels here read the memory of another card. Raises DeviceError."""

@@ -46,19 +46,27 @@ class DeviceMemory(Memory):
         """Whether it is mapped no more, or is about to be."""
         return self._closed
 
+    def pin(self) -> bool:
+        """Keep it mapped until `unpin`; False where it is mapped no more."""
+        with self._cond:
+            self._users += not self._closed
+            return not self._closed
+
+    def unpin(self) -> None:
+        with self._cond:
+            self._users -= 1
+            if self._closed:  # nobody else waits for that
+                self._cond.notify_all()
+
     @contextlib.contextmanager
     def pinned(self, bucket: Bucket) -> Iterator[None]:
         """It stays mapped meanwhile. Raises TransportError by the bucket's edge where it is mapped no more."""
-        with self._cond:
-            if self._closed:
-                raise TransportError((bucket.src, bucket.dst), f"memory of {self.key} is mapped no more")
-            self._users += 1
+        if not self.pin():
+            raise TransportError((bucket.src, bucket.dst), f"memory of {self.key} is mapped no more")
         try:
             yield
         finally:
-            with self._cond:
-                self._users -= 1
-                self._cond.notify_all()
+            self.unpin()
 
     def close(self) -> None:
         """Unmap, as soon as nobody is at work on it; harmless when repeated. Raises DeviceError.

@@ -6,9 +6,7 @@ Loan words are read before a batch of launches and again when its work is done; 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from refitd.errors import InputError, TransportError
 from refitd.mover.cuda.device import device_errors
@@ -17,42 +15,70 @@ from refitd.mover.cuda.memory import DeviceMemory
 from refitd.mover.kernels import Launch, interleaved, reread, through
 from refitd.mover.memory import Memory
 from refitd.mover.round import WITHDRAWN, Round
+from refitd.mover.share import Lot, lot_of
 from refitd.plan.program import Bucket, Program
 from refitd.stamps import stamp
 
 LAUNCH_BYTES = 64 << 30  # some 40 ms of work on an H200: how long a revoke may have to wait
-KEPT_LAUNCHES = 256
-
-
-class _Key(NamedTuple):
-    """What a launch was made for. Memory is compared by identity, and kept from being anybody else's meanwhile."""
-
-    program: int
-    memories: tuple[int, ...]
-    buckets: tuple[int, ...]
+KEPT = 256
+Pair = tuple[Launch, Launch | None]  # move, and sum what was written
+_Key = tuple[int, bool, int | None, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Kept:
-    launches: tuple[Launch, Launch | None]  # move, and sum what was written
+class Armed:
+    """All that it takes to move ``lot``, looked up and prepared: only loan words are still to be read."""
+
     program: Program
-    memories: tuple[DeviceMemory, ...]
+    again: bool
+    skipped: int | None
+    own: DeviceMemory
+    lenders: tuple[DeviceMemory, ...]
+    launches: tuple[Pair, ...]
+    lot: Lot
+
+    def fits(self, round_: Round) -> bool:
+        """Whether program and memory are still the same objects, which never change, and nothing has failed."""
+        same = self.program is round_.program and self.again == _again(round_) and self.skipped == round_.skipped
+        return same and not round_.failures and all(round_.memories.get(one.key) is one for one in self.memories)
+
+    @property
+    def memories(self) -> tuple[DeviceMemory, ...]:
+        return (self.own, *self.lenders)
 
     @property
     def over(self) -> bool:
         return any(memory.closed for memory in self.memories)
 
+    def pin(self) -> bool:
+        """Keep all memory mapped; False, and nothing is kept, where some of it is mapped no more."""
+        held = [memory for memory in self.memories if memory.pin()]
+        if len(held) <= len(self.lenders):
+            for memory in held:
+                memory.unpin()
+            return False
+        return True
+
+    def unpin(self) -> None:
+        for memory in self.memories:
+            memory.unpin()
+
 
 class Puller:
-    """Used by one thread. Launches are prepared once, as long as program and memory stay what they are.
+    """Used by one thread at a time. Launches are prepared once, as long as program and memory stay what they are.
 
     What was prepared for memory that is mapped no more goes when the next launch is prepared: it holds device memory.
     """
 
     def __init__(self, launch_bytes: int = LAUNCH_BYTES) -> None:
         self._launch_bytes = launch_bytes
-        self._kept: dict[_Key, _Kept] = {}
-        self._batched: tuple[Program, tuple[int, ...], list[Batch]] | None = None
+        self._kept: dict[_Key, Armed] = {}
+        self._batched: tuple[Program | None, Sequence[Bucket], list[Batch]] = None, (), []
+        self._whole: tuple[Sequence[Bucket], Armed] | None = None  # what was asked for last, where one batch does it
+
+    def is_ready(self, round_: Round, buckets: Sequence[Bucket]) -> bool:
+        """Whether `pull` of these, in the very object that was pulled last, would have nothing to prepare."""
+        return self._whole is not None and self._whole[0] is buckets and self._whole[1].fits(round_)
 
     def pull(self, round_: Round, buckets: Sequence[Bucket], words: Mapping[str, int]) -> None:
         """Move ``buckets``, whose both ends are on devices; ``words`` are the lenders' loan words by rank key.
@@ -61,98 +87,125 @@ class Puller:
         to be expected of this process's device.
         """
         stamp("pull", round_.rank)
-        for batch in self._batches(round_.program, buckets):
+        if self._whole is not None and self.is_ready(round_, buckets):
             with round_.touching():
-                self._move(round_, batch, words)
+                self._move(round_, self._whole[1], words)
+            return
+        self._whole = None
+        armed: Armed | None = None
+        split = self._batches(round_.program, buckets)
+        for batch in split:
+            with round_.touching():
+                armed = self._armed(round_, batch, words)
+                if armed is not None:
+                    self._move(round_, armed, words)
+        if armed is not None and len(split) == 1 and armed.fits(round_):
+            self._whole = buckets, armed
 
     def _batches(self, program: Program, buckets: Sequence[Bucket]) -> list[Batch]:
         """As `batches`; a lane does the same again and again."""
-        ids = tuple(bucket.id for bucket in buckets)
-        if self._batched is None or self._batched[0] is not program or self._batched[1] != ids:
-            self._batched = program, ids, batches(groups(program, buckets, self._launch_bytes), self._launch_bytes)
+        if self._batched[0] is not program or self._batched[1] is not buckets:
+            found = batches(groups(program, buckets, self._launch_bytes), self._launch_bytes)
+            self._batched = program, buckets, found
         return self._batched[2]
 
-    def _move(self, round_: Round, batch: Batch, words: Mapping[str, int]) -> None:
-        lenders: dict[str, DeviceMemory] = {}
-        with ExitStack() as pins:
-            for bucket in {bucket.src: bucket for group in batch for bucket in group}.values():
-                try:
-                    own = _pinned(pins, bucket, round_.destination(bucket))
-                    lender = _pinned(pins, bucket, round_.lender(bucket, words.get(bucket.src)))
-                    _require_reach(bucket, lender, own)
-                    lenders[bucket.src] = lender
-                except TransportError as error:
-                    round_.fail(error.edge, error.reason)
-                except InputError as error:
-                    round_.fail((bucket.src, bucket.dst), str(error))
-            todo = [[bucket for bucket in group if bucket.src in lenders] for group in batch]
-            moving = [[bucket for bucket in group if not round_.skips(bucket)] for group in todo]
-            if any(moving):
-                self._run(round_, [group for group in moving if group], lenders, own)
-        self._count(round_, [bucket for group in todo for bucket in group], lenders, words)
+    # -- once for a program and memory
 
-    def _run(self, round_: Round, batch: Batch, lenders: Mapping[str, DeviceMemory], own: DeviceMemory) -> None:
-        """All launches are on their way before the first is waited for."""
-        own.device.activate()
-        launches = [made for group in batch if (made := self._launches(round_, group, lenders, own)) is not None]
-        stamp("launch", round_.rank)
-        with device_errors("move buckets"):
-            for launch in (launch for pair in launches for launch in pair if launch is not None):
-                launch.run()
-            stamp("launched", round_.rank)
-            for move, sum_again in launches:
-                sums = move.checksums()
-                round_.sums.update(sums)
-                _compare(round_, sums, sums if sum_again is None else sum_again.checksums())
-        stamp("summed", round_.rank)
-
-    def _count(
-        self, round_: Round, buckets: list[Bucket], lenders: Mapping[str, DeviceMemory], words: Mapping[str, int]
-    ) -> None:
-        for key, memory in lenders.items():
-            if memory.word != words.get(key):
-                round_.fail((key, round_.rank), WITHDRAWN)
-        good = [bucket for bucket in buckets if (bucket.src, bucket.dst) not in round_.failures]
-        for link in {bucket.link for bucket in good}:
-            round_.count_rx(link, sum(bucket.nbytes for bucket in good if bucket.link == link))
-        round_.mark_all_verified(good)
-
-    def _launches(
-        self, round_: Round, buckets: list[Bucket], lenders: Mapping[str, DeviceMemory], own: DeviceMemory
-    ) -> tuple[Launch, Launch | None] | None:
-        """What moves ``buckets``, and what sums them again; None where they fail, by edge, for what the plan says."""
-        try:
-            return self._prepared(round_, buckets, lenders, own)
-        except InputError as error:
-            for bucket in buckets:
-                round_.fail((bucket.src, bucket.dst), str(error))
+    def _armed(self, round_: Round, batch: Batch, words: Mapping[str, int]) -> Armed | None:
+        """What moves those of ``batch`` that can be moved; the edges of the others fail."""
+        own, lenders = _ends(round_, batch, words)
+        todo = [[bucket for bucket in group if bucket.src in lenders] for group in batch]
+        ids = tuple(bucket.id for group in todo for bucket in group)
+        if own is None or not ids:
             return None
+        key = id(round_.program), _again(round_), round_.skipped, ids
+        if (kept := self._kept.get(key)) is not None and kept.fits(round_):
+            return kept
+        return self._prepared(round_, todo, own, lenders, key)
 
     def _prepared(
-        self, round_: Round, buckets: list[Bucket], lenders: Mapping[str, DeviceMemory], own: DeviceMemory
-    ) -> tuple[Launch, Launch | None]:
-        program, again = round_.program, round_.options.verify == "reread"
-        memories = (own, *(lenders[key] for key in sorted({bucket.src for bucket in buckets})))
-        key = _Key(id(program), tuple(map(id, memories)), (again, *(bucket.id for bucket in buckets)))
-        if key not in self._kept:
-            self._kept = {known: kept for known, kept in self._kept.items() if not kept.over}
-            if len(self._kept) >= KEPT_LAUNCHES:
-                self._kept.clear()
-            self._kept[key] = _Kept(_prepared(program, buckets, memories, again), program, memories)
-        return self._kept[key].launches
+        self, round_: Round, todo: Batch, own: DeviceMemory, lenders: Mapping[str, DeviceMemory], key: _Key
+    ) -> Armed:
+        """Kept, unless the plan of some buckets makes no sense, which fails their edges."""
+        own.device.activate()
+        self._kept = {known: kept for known, kept in self._kept.items() if not kept.over}
+        if len(self._kept) >= KEPT:
+            self._kept.clear()
+        launches = []
+        for group in todo:
+            try:
+                launches += _launches(round_, group, own, lenders)
+            except InputError as error:
+                for bucket in group:
+                    round_.fail((bucket.src, bucket.dst), str(error))
+        lot = lot_of(bucket for group in todo for bucket in group)
+        sources = tuple(lenders[src] for src in sorted({bucket.src for bucket in lot.buckets}))
+        made = Armed(round_.program, _again(round_), round_.skipped, own, sources, tuple(launches), lot)
+        if not round_.failures:
+            self._kept[key] = made
+        return made
+
+    # -- each time
+
+    def _move(self, round_: Round, armed: Armed, words: Mapping[str, int]) -> None:
+        """Its lenders' words were what they should be, or are now."""
+        stale = [memory for memory in armed.lenders if memory.word != words.get(memory.key)]
+        if stale or not armed.pin():
+            self._move_others(round_, armed, words)
+            return
+        try:
+            _run(round_, armed)
+        finally:
+            armed.unpin()
+        _count(round_, armed, words)
+
+    def _move_others(self, round_: Round, armed: Armed, words: Mapping[str, int]) -> None:
+        """Some lender has taken its memory back, or some memory is mapped no more: what is left goes by itself."""
+        _fail_stale(round_, armed, words)
+        for memory in (memory for memory in armed.memories if memory.closed):
+            for src in {one.key for one in armed.lenders if memory in (one, armed.own)}:
+                round_.fail((src, round_.rank), f"memory of {memory.key} is mapped no more")
+        left = [bucket for bucket in armed.lot.buckets if (bucket.src, bucket.dst) not in round_.failures]
+        for batch in batches(groups(round_.program, left, self._launch_bytes), self._launch_bytes):
+            if (rest := self._armed(round_, batch, words)) is not None:
+                self._move(round_, rest, words)
 
 
-def _compare(round_: Round, sums: Mapping[int, int], found: Mapping[int, int]) -> None:
-    """What was summed on the way, and what was read back."""
-    for number in sums if found != sums else ():
-        if sums[number] != found[number]:
-            bucket = round_.incoming[number]
-            round_.fail((bucket.src, bucket.dst), f"bucket {number} reads back differently")
+def _again(round_: Round) -> bool:
+    return round_.options.verify == "reread"
 
 
-def _pinned(pins: ExitStack, bucket: Bucket, memory: Memory) -> DeviceMemory:
+def _fail_stale(round_: Round, armed: Armed, words: Mapping[str, int]) -> None:
+    """The edges from lenders whose loan word is not, or no more, what the round was told."""
+    for memory in armed.lenders:
+        if memory.word != words.get(memory.key):
+            reason = WITHDRAWN if memory.key in words else f"no loan word for {memory.key}"
+            round_.fail((memory.key, round_.rank), reason)
+
+
+def _ends(round_: Round, batch: Batch, words: Mapping[str, int]) -> tuple[DeviceMemory | None, dict[str, DeviceMemory]]:
+    """Our memory, and that of each rank that lends it; where there is none to be used, the edge fails."""
+    own: DeviceMemory | None = None
+    lenders: dict[str, DeviceMemory] = {}
+    for bucket in {bucket.src: bucket for group in batch for bucket in group}.values():
+        if (bucket.src, bucket.dst) in round_.failures:
+            continue
+        try:
+            own = _mapped(bucket, round_.destination(bucket))
+            lender = _mapped(bucket, round_.lender(bucket, words.get(bucket.src)))
+            _require_reach(bucket, lender, own)
+            lenders[bucket.src] = lender
+        except TransportError as error:
+            round_.fail(error.edge, error.reason)
+        except InputError as error:
+            round_.fail((bucket.src, bucket.dst), str(error))
+    return own, lenders
+
+
+def _mapped(bucket: Bucket, memory: Memory) -> DeviceMemory:
     assert isinstance(memory, DeviceMemory)
-    pins.enter_context(memory.pinned(bucket))
+    if memory.closed:
+        raise TransportError((bucket.src, bucket.dst), f"memory of {memory.key} is mapped no more")
     return memory
 
 
@@ -163,10 +216,53 @@ def _require_reach(bucket: Bucket, lender: DeviceMemory, own: DeviceMemory) -> N
         raise TransportError((bucket.src, bucket.dst), reason)
 
 
-def _prepared(
-    program: Program, buckets: list[Bucket], memories: tuple[DeviceMemory, ...], again: bool
-) -> tuple[Launch, Launch | None]:
-    device, named = memories[0].device, by_rank(program)
+def _launches(
+    round_: Round, buckets: Sequence[Bucket], own: DeviceMemory, lenders: Mapping[str, DeviceMemory]
+) -> list[Pair]:
+    """One for buckets of one pair of dtypes; none where nothing of them is to be moved. Raises InputError."""
+    moving = [bucket for bucket in buckets if not round_.skips(bucket)]
+    if not moving:
+        return []
+    named = by_rank(round_.program)
+    memories = (own, *lenders.values())
     places = {rank_name(memory.key, name): address for memory in memories for name, address in memory.addresses.items()}
-    table = interleaved(through(named, buckets, places, places), [bucket.src for bucket in buckets])
-    return device.prepare(table), device.prepare(reread(named, buckets, places)) if again else None
+    table = interleaved(through(named, moving, places, places), [bucket.src for bucket in moving])
+    again = own.device.prepare(reread(named, moving, places)) if _again(round_) else None
+    return [(own.device.prepare(table), again)]
+
+
+def _run(round_: Round, armed: Armed) -> None:
+    """All launches are on their way before the first is waited for. Raises DeviceError."""
+    armed.own.device.activate()
+    stamp("launch", round_.rank)
+    with device_errors("move buckets"):
+        for pair in armed.launches:
+            for launch in pair:
+                if launch is not None:
+                    launch.run()
+        stamp("launched", round_.rank)
+        for move, sum_again in armed.launches:
+            sums = move.checksums()
+            round_.sums.update(sums)
+            if sum_again is not None:
+                _compare(round_, sums, sum_again.checksums())
+    stamp("summed", round_.rank)
+
+
+def _compare(round_: Round, sums: Mapping[int, int], found: Mapping[int, int]) -> None:
+    """What was summed on the way, and what was read back."""
+    for number in sums if found != sums else ():
+        if sums[number] != found[number]:
+            bucket = round_.incoming[number]
+            round_.fail((bucket.src, bucket.dst), f"bucket {number} reads back differently")
+
+
+def _count(round_: Round, armed: Armed, words: Mapping[str, int]) -> None:
+    """What was moved and still may be read counts."""
+    _fail_stale(round_, armed, words)
+    lot = armed.lot
+    if round_.failures:
+        lot = lot_of(bucket for bucket in lot.buckets if (bucket.src, bucket.dst) not in round_.failures)
+    for link, nbytes in lot.payload:
+        round_.count_rx(link, nbytes)
+    round_.mark_lot(lot)

@@ -7,17 +7,15 @@ from __future__ import annotations
 
 from functools import cache
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from refitd.layout.dtypes import ITEMSIZE
 from refitd.mover.kernels.fallback import run_torch
-from refitd.mover.kernels.table import Table
-
-if TYPE_CHECKING:
-    import torch
+from refitd.mover.kernels.starts import Event, Start, current_stream, start_of
+from refitd.mover.kernels.table import SUMS, Table
 
 WARPS, CAST_WARPS = 4, 8  # a program's; of 1024 to 4096 words by 4 or 8 warps, the best on an H200
 _UINT = {8: "uint64", 4: "uint32", 2: "uint16", 1: "uint8"}
@@ -35,71 +33,66 @@ class Launch:
 
         self.table, self.device, self.backend, self.kinds = table, device, backend, kinds
         self._rows, self._tiles = (torch.from_numpy(part).to(device) for part in (table.rows, table.tiles))
-        self._sums = torch.zeros(len(table.buckets), dtype=torch.int64, device=device)
-        self._unsigned = self._sums.view(torch.uint64)
-        self._readback = _Readback(self._sums) if self._sums.is_cuda else None
-        self._clean = True  # the sums are zero, or will be before what is started next
-        self._compiled: dict[bool, Any] = {}
+        slots = -(-len(table.buckets) // SUMS) * SUMS
+        self._sums = torch.zeros(slots, dtype=torch.int64, device=device)  # zero whenever nothing is under way
+        self._host = torch.zeros(slots, dtype=torch.int64, pin_memory=self._sums.is_cuda)
+        self._found: NDArray[np.uint64] = self._host.numpy().view(np.uint64)[: len(table.buckets)]
+        self._there = Event() if self._sums.is_cuda else None
+        self._starts: dict[bool, tuple[Start, ...]] = {}
 
     def run(self, sums: bool = True) -> None:
         """Start the work on torch's current stream; ``sums`` says whether checksums are wanted."""
-        if sums:
-            if not self._clean:
-                self._sums.zero_()
-            self._clean = False
         if self.backend == "torch":
-            run_torch(self.table, self.device, self._sums if sums else None)
-        else:
+            self._run_torch(sums)
+            return
+        stream = current_stream(self._sums.device.index) if self._there is not None else 0
+        starts = self._starts.get(sums)
+        if starts is None:
             self._run_triton(sums)
+        else:  # finding the kernels again would take longer than to start them
+            for start in starts:
+                start(stream)
+        if sums and self._there is not None:
+            self._there.record(stream)
 
     def checksums(self) -> dict[int, int]:
         """Checksums by bucket id of the last run; waits for its work."""
-        if self._readback is None:
-            values = self._sums.numpy()
-        else:
-            values = self._readback.fetch(anew=not self._clean)
-            self._clean = True
-        return dict(zip(self.table.buckets, values.view(np.uint64).tolist(), strict=True))
+        if self._there is not None:
+            self._there.wait()
+        return dict(zip(self.table.buckets, self._found.tolist(), strict=True))
+
+    def _run_torch(self, sums: bool) -> None:
+        run_torch(self.table, self.device, self._sums if sums else None)
+        if sums:
+            self._host.copy_(self._sums)
+            self._sums.zero_()
+            if self._there is not None:
+                self._there.record(current_stream(self._sums.device.index))
 
     def _run_triton(self, sums: bool) -> None:
-        grid, arguments = (len(self._tiles), 1, 1), self._arguments(sums)
-        compiled = self._compiled.get(sums)
-        if compiled is not None:  # finding it again would take longer than to start it
-            compiled[grid](*arguments.values())
-            return
-        warps = CAST_WARPS if arguments["CAST"] else WARPS
-        self._compiled[sums] = _kernel()[0][grid](**arguments, num_warps=warps)  # the interpreter compiles nothing
+        """By Triton, which finds or compiles the kernels, and then ours to start again; its interpreter has none."""
+        import torch
+
+        kernels, arguments = _kernels(), self._arguments(sums)
+        warps, grid = CAST_WARPS if arguments["CAST"] else WARPS, len(self._tiles)
+        made = [(kernels.move[grid, 1, 1](**arguments, num_warps=warps), grid, list(arguments.values()))]
+        if sums:
+            grid, tensors = len(self._sums) // SUMS, [one.view(torch.uint64) for one in (self._sums, self._host)]
+            made.append((kernels.hand_over[grid, 1, 1](*tensors, num_warps=1), grid, tensors))
+        if all(compiled is not None for compiled, _grid, _arguments in made):
+            self._starts[sums] = tuple(start_of(*one) for one in made)
 
     def _arguments(self, sums: bool) -> dict[str, Any]:
         """Of the kernel, in its order."""
-        cast = self.table.dtypes[0] != self.table.dtypes[1]
-        names = self.table.dtypes if cast else (_UINT[ITEMSIZE[self.table.dtypes[1]]],) * 2
-        src, dst = (getattr(_kernel()[1], name) for name in names)
-        return {
-            "rows": self._rows, "tiles": self._tiles, "sums": self._unsigned, "SRC": src, "DST": dst, "CAST": cast,
-            "KINDS": self.kinds, "STORE": self.table.store, "SUM": sums,
-        }  # fmt: skip
-
-
-class _Readback:
-    """Brings sums to pinned memory of the host, and makes them zero for the next run while nobody waits for that."""
-
-    def __init__(self, sums: torch.Tensor) -> None:
         import torch
 
-        self._sums, self._host = sums, torch.empty_like(sums, device="cpu", pin_memory=True)
-        event: Any = torch.cuda.Event
-        self._there = event()
-
-    def fetch(self, anew: bool) -> NDArray[np.int64]:
-        """What the work that was started before has summed; with ``anew`` false, what was fetched last."""
-        if anew:
-            self._host.copy_(self._sums, non_blocking=True)
-            self._there.record()
-            self._sums.zero_()
-            self._there.synchronize()
-        values: NDArray[np.int64] = self._host.numpy()
-        return values
+        cast = self.table.dtypes[0] != self.table.dtypes[1]
+        names = self.table.dtypes if cast else (_UINT[ITEMSIZE[self.table.dtypes[1]]],) * 2
+        src, dst = (getattr(_kernels().language, name) for name in names)
+        return {
+            "rows": self._rows, "tiles": self._tiles, "sums": self._sums.view(torch.uint64), "SRC": src, "DST": dst,
+            "CAST": cast, "KINDS": self.kinds, "STORE": self.table.store, "SUM": sums,
+        }  # fmt: skip
 
 
 def prepare(table: Table, device: Any, backend: str | None = None, kinds: int = 0) -> Launch:
@@ -118,10 +111,16 @@ def best_backend(device: Any) -> str:
     return "triton" if torch.device(device).type == "cuda" and find_spec("triton") is not None else "torch"
 
 
+class _Kernels(NamedTuple):
+    move: Any
+    hand_over: Any
+    language: Any
+
+
 @cache
-def _kernel() -> tuple[Any, Any]:
+def _kernels() -> _Kernels:
     import triton.language
 
-    from refitd.mover.kernels.triton_kernel import move
+    from refitd.mover.kernels.triton_kernel import hand_over, move
 
-    return move, triton.language
+    return _Kernels(move, hand_over, triton.language)

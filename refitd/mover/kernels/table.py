@@ -29,6 +29,7 @@ COLUMNS = (
 WIRE_ALIGN = 16  # bytes; where a move begins in a packed bucket on a device
 TILE_WORDS = 2048  # of payload that one program of the grid moves
 TRANSPOSE = 64  # rows and columns of a tile whose two ends run along different axes
+SUMS = 128  # slots of sums that one program hands over to the host; there are always whole such parts
 MAX_COLS = 1 << 30  # so that positions in a row, and a tile beyond it, are 32-bit numbers
 
 

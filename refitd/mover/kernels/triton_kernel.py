@@ -21,6 +21,7 @@ MIX_1, MIX_2 = tl.constexpr(reference.MIX_1), tl.constexpr(reference.MIX_2)
 COLUMNS = tl.constexpr(len(table.COLUMNS))
 TILE_WORDS = tl.constexpr(table.TILE_WORDS)
 TRANSPOSE = tl.constexpr(table.TRANSPOSE)
+SUMS = tl.constexpr(table.SUMS)
 STEP_WORDS = tl.constexpr(512)  # words of a tile of single elements that are in registers at a time
 
 
@@ -222,3 +223,11 @@ def move(rows, tiles, sums, SRC: tl.constexpr, DST: tl.constexpr, CAST: tl.const
     if KINDS & 128:
         if kind == 7:
             _turn(d, row0, col0, sums, SRC, DST, CAST, True, True, TRANSPOSE, STORE, SUM)
+
+
+@triton.jit
+def hand_over(sums, host):
+    """Sums go to memory of the host, and are zero for the next launch. Grid: one program for `SUMS` of them."""
+    slot = tl.program_id(0) * SUMS + tl.arange(0, SUMS)
+    tl.store(host + slot, tl.load(sums + slot))
+    tl.store(sums + slot, tl.zeros((SUMS,), tl.uint64))

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from refitd.errors import DeviceError, TransportError
 from refitd.mover.board import Board
 from refitd.mover.round import Round, Stopped
+from refitd.mover.share import share_of
 from refitd.mover.transport.stream import TICK_SECONDS
 from refitd.mover.transport.worker import Worker, describe
 from refitd.plan.execute import Bytes
-from refitd.plan.program import NETWORK, Bucket
+from refitd.plan.program import NETWORK, Bucket, Program
 
 if TYPE_CHECKING:
     from refitd.mover.cuda.pull import Puller
 
 NOT_READY = "neighbour not ready"
+AT_ONCE_BYTES = 4 << 30  # that the thread of the commands moves itself, which hears nothing meanwhile: some 10 ms
 Warm = Callable[[Callable[[], None]], None]
 
 
@@ -39,8 +42,16 @@ class PeerTransport:
 
     def run(self, round_: Round) -> None:
         self._round = round_
-        if any(bucket.link != NETWORK for bucket in round_.incoming.values()):
+        if self._worker.has_work(round_) and not self._worker.is_ready(round_):
             self._worker.rouse()
+
+    def hurry(self, round_: Round) -> None:
+        """Once the round is open: move in the caller's thread what takes no preparation; waking another takes longer.
+
+        Raises DeviceError, after which nothing is to be expected of this process's device.
+        """
+        if self._worker.is_ready(round_):
+            self._worker.move_at_once(round_)
 
     def progress(self) -> int:
         rx = self._round.traffic.rx if self._round else {}
@@ -63,6 +74,38 @@ class PeerWorker(Worker):
         super().__init__(board, (board.facts.rank, board.facts.rank))
         self._scratch: Bytes = np.empty(0, np.uint8)
         self._puller: Puller | None = None
+        self._pulling = threading.Lock()
+        self._work: _Work | None = None
+
+    def has_work(self, round_: Round) -> bool:
+        work = self._work_of(round_)
+        return bool(work.now or work.later)
+
+    def is_ready(self, round_: Round) -> bool:
+        """Whether stage 0 is no more than launches that were prepared for an earlier round."""
+        work, puller = self._work_of(round_), self._puller
+        return puller is not None and work.quick and not round_.held and puller.is_ready(round_, work.now)
+
+    def move_at_once(self, round_: Round) -> None:
+        """In the caller's thread, which the worker makes way for: stage 0. Raises DeviceError."""
+        work = self._work_of(round_)
+        try:
+            with self._pulling:
+                self._pull(round_, work.now)
+        except Stopped:
+            return
+        except DeviceError:
+            raise
+        except Exception as error:  # noqa: BLE001  reported, as what the worker itself meets
+            self.board.break_edge(self.edge, describe(error))
+        if work.later:
+            self.rouse()
+
+    def _work_of(self, round_: Round) -> _Work:
+        """A lane runs the same program again and again."""
+        if self._work is None or self._work.program is not round_.program:
+            self._work = _work_of(round_.program)
+        return self._work
 
     def _serve(self) -> None:
         round_: Round | None = None
@@ -73,22 +116,26 @@ class PeerWorker(Worker):
                 continue
 
     def _run(self, round_: Round) -> None:
-        todo = [bucket for bucket in round_.incoming.values() if bucket.link != NETWORK]
-        self._attempt_all(round_, [bucket for bucket in todo if bucket.stage == 0])
-        waiting = [bucket for bucket in todo if bucket.stage == 1]
+        work = self._work_of(round_)
+        with self._pulling:
+            self._attempt_all(round_, _left(round_, work.now))
+        waiting = list(work.later)
         while waiting:
             ready = self._wait_ready(round_, {bucket.src for bucket in waiting})
-            self._attempt_all(round_, [bucket for bucket in waiting if bucket.src in ready])
+            with self._pulling:
+                self._attempt_all(round_, [bucket for bucket in waiting if bucket.src in ready])
             waiting = [b for b in waiting if b.src not in ready]
 
-    def _attempt_all(self, round_: Round, buckets: list[Bucket]) -> None:
-        on_device = {src for src, bucket in {b.src: b for b in buckets}.items() if round_.on_device(bucket)}
+    def _attempt_all(self, round_: Round, buckets: Sequence[Bucket]) -> None:
+        first = {bucket.src: bucket for bucket in buckets}
+        on_device = {src for src, bucket in first.items() if round_.on_device(bucket)}
         if on_device:
-            self._pull(round_, [bucket for bucket in buckets if bucket.src in on_device])
+            whole = len(on_device) == len(first)
+            self._pull(round_, buckets if whole else [bucket for bucket in buckets if bucket.src in on_device])
         for bucket in (bucket for bucket in buckets if bucket.src not in on_device):
             self._attempt(round_, bucket)
 
-    def _pull(self, round_: Round, buckets: list[Bucket]) -> None:
+    def _pull(self, round_: Round, buckets: Sequence[Bucket]) -> None:
         """Those that devices move. A DeviceError ends the mover: a context that failed once is of no more use."""
         if self._puller is None:
             from refitd.mover.cuda.pull import Puller  # a mover without a device never loads it
@@ -145,3 +192,25 @@ class PeerWorker(Worker):
 
     def _interrupt(self) -> None:
         """The board has woken it: it blocks on nothing else."""
+
+
+class _Work(NamedTuple):
+    """Of a program, what does not go over the network: stage 0, and stage 1. ``quick``: stage 0 may be done at once."""
+
+    program: Program
+    now: tuple[Bucket, ...]
+    later: tuple[Bucket, ...]
+    quick: bool
+
+
+def _work_of(program: Program) -> _Work:
+    buckets = [bucket for bucket in share_of(program).incoming.values() if bucket.link != NETWORK]
+    now, later = (tuple(bucket for bucket in buckets if bucket.stage == stage) for stage in (0, 1))
+    return _Work(program, now, later, 0 < sum(bucket.nbytes for bucket in now) <= AT_ONCE_BYTES)
+
+
+def _left(round_: Round, buckets: tuple[Bucket, ...]) -> tuple[Bucket, ...]:
+    """Those that nobody has brought, or failed to bring, already."""
+    gone, failed = round_.verified, round_.failures
+    left = tuple(bucket for bucket in buckets if bucket.id not in gone and (bucket.src, bucket.dst) not in failed)
+    return left if len(left) < len(buckets) else buckets
