@@ -153,9 +153,9 @@ class Movers:
         self._deaths[key] = recent
         return _BACKOFF[min(max(len(recent) - 1, 0), len(_BACKOFF) - 1)]
 
-    def _kill(self, handle: MoverHandle, reason: str) -> None:
+    def _kill(self, handle: MoverHandle, reason: str, fault: bool = True) -> None:
         self._log.warning("mover_killed", key=handle.key, pid=handle.pid, reason=reason)
-        if reason != GONE:
+        if fault and reason != GONE:
             self._fault(handle, f"was killed: {reason}")
         self._dying[handle.key] = handle
         handle.kill()
@@ -170,6 +170,8 @@ class Movers:
             os.close(fd)
         if "memory" in message:
             self._on_memory(handle, message)
+        elif message.get("kind") == "worn":
+            self._kill(handle, f"it is worn: {message.get('reason')}", fault=False)
         else:
             self._job.on_mover_message(handle, message)
 

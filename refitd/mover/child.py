@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from refitd.mover.cuda.mounts import Devices
     from refitd.mover.nccl.transport import Group
 
+MOST_COMMUNICATORS = 500  # NCCL's abort leaves a descriptor open now and then; a process may have 4096 of them, or more
+
 
 class Mover:
     """Carries out commands for rank ``key``. ``send`` reports to the daemon and may be called from any thread.
@@ -40,6 +42,7 @@ class Mover:
         self._lanes: dict[str, Lane] = {}
         self._limit = NO_LIMIT
         self._devices: Devices | None = None
+        self._communicators = 0  # that were wanted of this process so far
         self._revoked: dict[str, int] = {}
         self._early: dict[tuple[str, int], list[tuple[str, socket.socket]]] = {}
         self._handlers: Mapping[str, Callable[[Message, list[int]], None]] = {
@@ -152,6 +155,7 @@ class Mover:
             return None
         from refitd.mover.nccl.transport import Group
 
+        self._communicators += 1
         uuid, host = message.get("device"), said["host"]
         return Group(tuple(said["ranks"]), lambda: self._on_devices().nccl(uuid, host))
 
@@ -187,6 +191,14 @@ class Mover:
             state = self._lanes.pop(name).revoke()
         self._drop_early(lambda key: key[0] == name and key[1] <= token)
         self._send({"kind": "revoked", "lane": name, "token": token, **state})
+        self._say_worn()
+
+    def _say_worn(self) -> None:
+        """Between lanes, ask to be replaced where NCCL may have left much behind. A guest's process is not ours."""
+        if self._communicators < MOST_COMMUNICATORS or self._lanes or self._guest:
+            return
+        left = len(os.listdir("/proc/self/fd"))
+        self._send({"kind": "worn", "reason": f"{self._communicators} communicators, {left} descriptors are open"})
 
     def _take_limit(self, _message: Message, fds: list[int]) -> None:
         """The page of the job's bandwidth cap; lanes that are built from here on draw on it."""
