@@ -23,8 +23,10 @@ from parties import FAKE, Trainer, asked, beside
 from refitd.bench import contest, models
 from refitd.bench.daemon import Settings
 from refitd.bench.party import Process, ask_all
+from refitd.testing import wait_until
 
 LEFT_MIB = 512
+STOP_SECONDS = 20.0
 FREE_SECONDS, NEARLY_ALL = 1.0, 0.95
 folder = Path(tempfile.mkdtemp())
 os.environ["REFITD_FAILPOINTS"] = str(folder / "failpoints")
@@ -53,7 +55,18 @@ def hit_victim(said):
         number = signal.Signals[(folder / "armed").read_text()]
         (folder / "armed").unlink()
         os.kill(said["pid"], number)
-        (folder / "hit").write_text(str(time.monotonic()))
+        (folder / "hitting").write_text(str(time.monotonic()))
+        (folder / "hitting").rename(folder / "hit")
+        wait_until(lambda: at_rest(said["pid"]), "the victim's threads to stop", STOP_SECONDS)
+
+
+def at_rest(pid):
+    """Whether no thread of a process runs any more: on a busy processor a signal reaches one after the other."""
+    states = set()
+    for task in Path("/proc").glob(f"{pid}/task/*/stat"):
+        with contextlib.suppress(OSError):
+            states.add(task.read_text().rpartition(")")[2].split()[0])
+    return states <= {"T", "t", "Z", "X"}
 
 
 def hit_mover(one, name):
@@ -62,6 +75,7 @@ def hit_mover(one, name):
     (folder / "arming").write_text(name)
     (folder / "arming").rename(folder / "armed")
     during = one.round(2)
+    wait_until((folder / "hit").exists, "the fault", STOP_SECONDS)
     hit = float((folder / "hit").read_text())
     return {
         "before_s": before,
