@@ -2,11 +2,13 @@
 
 Files in ``$REFITD_PLANTS``: ``illegal`` names the rank whose mover next runs a kernel on addresses where nothing is;
 ``no-peer`` is there while no card may reach another (``GPU-far`` is always another). ``$REFITD_PLANT_NCCL`` is the
-version of NCCL that a daemon finds.
+version of NCCL that a daemon finds. ``$REFITD_PLANT_CONSTANTS``: ``module.NAME=VALUE`` below refitd, with commas.
 """
 
 from __future__ import annotations
 
+import importlib
+import json
 import os
 from pathlib import Path
 
@@ -19,11 +21,23 @@ def install():
     folder = Path(os.environ["REFITD_PLANTS"])
     _plant_kernel(folder)
     _plant_peer(folder)
+    for module, name, value in constants():
+        vars(importlib.import_module(module))[name] = value
     if version := os.environ.get("REFITD_PLANT_NCCL"):
         from refitd.daemon import wiring
 
         found = wiring.library_versions
         wiring.library_versions = lambda: {**found(), "nccl": version}
+
+
+def constants():
+    """(module, name, value) of each that is to be another."""
+    found = []
+    for setting in filter(None, os.environ.get("REFITD_PLANT_CONSTANTS", "").split(",")):
+        place, _is, value = setting.partition("=")
+        module, _dot, name = place.rpartition(".")
+        found.append((f"refitd.{module}", name, json.loads(value)))
+    return found
 
 
 def _plant_kernel(folder):
