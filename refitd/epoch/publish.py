@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from refitd.epoch.codec import encode
 from refitd.epoch.facts import Facts, Write
 from refitd.epoch.holders import Covers, trainers
-from refitd.epoch.records import Generation, Offer, OfferId, Publication
+from refitd.epoch.records import Generation, Offer, OfferId, Publication, Runs
 from refitd.epoch.view import View
+
+MAX_WAITING = 64  # runs that never became complete, and that no newer one has made past
 
 
 def paused(view: View) -> str:
@@ -46,27 +48,39 @@ def _late(offer: Offer, newest_step: int | None, taken: dict[str, OfferId]) -> b
 
 
 def generation(view: View) -> Iterator[Write]:
-    """The next generation, once all ranks of a new run are registered."""
+    """The next generation, once all ranks of a newer run are registered; and, in the order they came, who waits for it.
+
+    A run that was met before one that led is past with it: processes that a failed start has left behind may become
+    complete when a newer run trains already.
+    """
     present = view.generation.value if view.generation else Generation(0, "", ())
-    whole = view.memo("complete_runs", ("members",), lambda: _complete_runs(view))
-    fresh = [run for run in whole if run != present.run and run not in present.past]
-    if fresh:
-        past = (*present.past, present.run) if present.run else present.past
-        opened = Generation(present.number + 1, fresh[-1], past)
-        expected = view.revision_of("generation")
-        yield Write("generation", encode(opened), expected, f"all ranks of run {opened.run} are registered")
+    known = view.runs.value.order if view.runs else ()
+    waiting = view.memo("waiting_runs", ("members", "generation", "runs"), lambda: _waiting(view, present, known))
+    complete = [run for run, whole in waiting.items() if whole]
+    order = tuple(waiting)
+    if complete:
+        run, older = complete[-1], order[: order.index(complete[-1])]
+        order = order[len(older) + 1 :]
+        past = (*present.past, *((present.run,) if present.run else ()), *older)
+        reason = f"all ranks of run {run} are registered"
+        opened = encode(Generation(present.number + 1, run, past))
+        yield Write("generation", opened, view.revision_of("generation"), reason)
+    if order[-MAX_WAITING:] != known:
+        yield Write("runs", encode(Runs(order[-MAX_WAITING:])), view.revision_of("runs"), "runs that have not led yet")
 
 
-def _complete_runs(view: View) -> list[str]:
-    """Runs whose ranks are all registered, the one that was completed last at the end."""
+def _waiting(view: View, present: Generation, known: tuple[str, ...]) -> dict[str, bool]:
+    """Runs that never led, in the order in which their first rank was met, and whether all of their ranks are here."""
     ranks: dict[str, dict[int, int]] = {}
     worlds: dict[str, int] = {}
     for member, info in view.ranks():
         if info.side == "trainer":
             ranks.setdefault(info.group, {})[info.rank] = member.revision
             worlds[info.group] = info.world
-    whole = [run for run, seen in ranks.items() if len(seen) == worlds[run]]
-    return sorted(whole, key=lambda run: (max(ranks[run].values()), run))
+    fresh = sorted(ranks, key=lambda run: (min(ranks[run].values()), run))
+    over = {present.run, *present.past}
+    order = [run for run in dict.fromkeys((*known, *fresh)) if run not in over]
+    return {run: len(ranks.get(run, ())) == worlds.get(run) for run in order}
 
 
 def publication(view: View, facts: Facts, covers: Covers) -> Iterator[Write]:

@@ -139,6 +139,13 @@ class Generation:
 
 
 @dataclass(frozen=True, slots=True)
+class Runs:
+    """Runs of the trainer group that have not led yet, in the order in which a leader met their first ranks."""
+
+    order: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Planner:
     """The version of the planner that every node of the job uses, and why this one."""
 

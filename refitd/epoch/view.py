@@ -28,6 +28,7 @@ from refitd.epoch.records import (
     RankInfo,
     Refit,
     ReportRecord,
+    Runs,
     Slot,
     SlotId,
 )
@@ -45,7 +46,8 @@ class Stored(Generic[T]):
 
 
 _SINGLES: dict[str, type] = {
-    "leader": Leader, "generation": Generation, "planner": Planner, "control": Control, "publication": Publication,
+    "leader": Leader, "generation": Generation, "runs": Runs, "planner": Planner, "control": Control,
+    "publication": Publication,
 }  # fmt: skip
 _TABLES: dict[str, type] = {
     "members": Member, "offers": Offers, "lanes": Lane, "refits": Refit,
@@ -62,6 +64,7 @@ class View:
 
     leader: Stored[Leader] | None = None
     generation: Stored[Generation] | None = None
+    runs: Stored[Runs] | None = None
     planner: Stored[Planner] | None = None
     control: Stored[Control] | None = None
     publication: Stored[Publication] | None = None

@@ -55,6 +55,7 @@ def test_a_generation_opens_once_all_ranks_of_a_run_are_registered() -> None:
     assert record == Generation(1, "run1", ())
     assert (write.expected, write.reason) == (0, "all ranks of run run1 are registered")
     assert apply(book) == ["generation", "planner"]
+    assert book.view.runs is None
 
 
 def test_a_new_run_opens_the_next_generation_and_fences_the_old_one() -> None:
@@ -68,6 +69,35 @@ def test_a_new_run_opens_the_next_generation_and_fences_the_old_one() -> None:
     book.node("t0", info(T0, "a", 2, life="2"))
     assert writes(book, "generation") == []
     assert unpublished(book.view) == []
+
+
+def test_a_run_that_was_met_first_does_not_open_over_a_newer_one() -> None:
+    """Run 1's last rank registers when run 2 leads: run 1 is past, though it never led, and run 2 stays."""
+    book = Book("")
+    book.node("t0", info(T0, "a", 2))
+    assert apply(book) == ["runs", "planner"]
+    book.node("t2", info("trainer/run2/0", "ab"))
+    assert apply(book) == ["generation", "runs"]
+    book.node("t1", info(T1, "b", 2))
+    assert apply(book) == []
+    assert book.view.generation and book.view.generation.value == Generation(1, "run2", ("run1",))
+    assert book.view.runs and book.view.runs.value.order == ()
+
+
+def test_a_run_that_was_met_last_leads_when_it_is_complete() -> None:
+    """Both wait for ranks: the older one leads while the newer is not complete, and then no more."""
+    book = Book("")
+    book.node("t0", info(T0, "a", 2))
+    apply(book)
+    book.node("u0", info("trainer/run2/0", "a", 2))
+    assert apply(book) == ["runs"]
+    assert book.view.runs and book.view.runs.value.order == ("run1", "run2")
+    book.node("t1", info(T1, "b", 2))
+    assert apply(book) == ["generation", "runs"]
+    assert book.view.generation and book.view.generation.value == Generation(1, "run1", ())
+    book.node("u1", info("trainer/run2/1", "b", 2))
+    assert apply(book) == ["generation", "runs"]
+    assert book.view.generation.value == Generation(2, "run2", ("run1",))
 
 
 def test_a_step_is_published_when_every_rank_has_offered_it() -> None:
