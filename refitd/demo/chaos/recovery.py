@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import statistics
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -30,6 +31,7 @@ LIMIT_SECONDS = 60.0
 CALM = 10  # refits that the baseline is the median of
 QUORUM_SECONDS = 30.0
 AGAIN_SECONDS = 0.5  # publications that are skipped come again
+PAUSE_SECONDS = 1.0  # between two cases
 
 Row = dict[str, float | bool]
 Case = Callable[["Recovery"], Awaitable[Row]]
@@ -238,25 +240,37 @@ CASES: dict[str, Case] = {
 
 
 def main(only: str, runs: int, logs: Path | None, hold: Path | None) -> int:
-    """``runs`` of each case whose name contains ``only``; says the medians, and the worst."""
+    """``runs`` rounds of the cases whose name contains ``only``; says the medians, and the worst.
+
+    Each round has every case once: a mover that dies more often than its daemon finds usual is started later each time.
+    """
+    cases = {name: case for name, case in CASES.items() if only in name}
 
     async def work(session: Session) -> bool:
         session.world.publishing.clear()
         recovery = Recovery(session)
+        rows: dict[str, list[Row]] = {name: [] for name in cases}
         await asyncio.sleep(1.0)
         await recovery.calm()
         say({"usual": round(recovery.usual, 3)})
-        for name, case in CASES.items():
-            if only in name:
-                rows = []
-                for _ in range(runs):
-                    await rest(session, hold, publish=False)
-                    rows.append(await case(recovery))
-                say({"case": name, "runs": runs, **_medians(rows)})
+        for number in range(1, runs + 1):
+            for name, case in cases.items():
+                await rest(session, hold, publish=False)
+                rows[name].append(await case(recovery))
+                _tell(number, name, rows[name][-1])
+                await asyncio.sleep(PAUSE_SECONDS)
+        for name, found in rows.items():
+            say({"case": name, "runs": runs, **_medians(found)})
         say({"torn": len(session.book.torn), "back": len(session.book.back), "died": session.world.scene.dead()})
         return not (session.book.torn or session.book.back or session.world.scene.dead())
 
     return play(work, logs)
+
+
+def _tell(number: int, name: str, row: Row) -> None:
+    """How a case went, for whoever waits."""
+    shown = ", ".join(f"{key} {value:.3f}" if type(value) is float else f"{key} {value}" for key, value in row.items())
+    sys.stderr.write(f"{time.strftime('%H:%M:%S')} {number} {name}: {shown}\n")
 
 
 def _medians(rows: list[Row]) -> dict[str, Any]:
