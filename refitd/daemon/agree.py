@@ -27,6 +27,7 @@ from refitd.store import Compare, DeleteOp, Lease, ModRevision, Op, PutOp, Store
 from refitd.store.keeper import Hold, LeaseKeeper
 
 T = TypeVar("T")
+AWAY_SECONDS = 0.5  # a call that takes longer has met a server that is frozen, or has no leader
 
 
 class Agreement:
@@ -44,6 +45,7 @@ class Agreement:
         self._keeper: LeaseKeeper | None = None
         self._lease: Lease | None = None  # what we write under, as far as this loop has heard
         self._contact_since = time.monotonic()
+        self._asked: float | None = None  # when the call began that is under way
         self.unbroken = True  # no outage since the start
         self.following = Following(store, self._paths, self.call, poke, self._broken)
 
@@ -87,15 +89,28 @@ class Agreement:
         failed = self._keeper.failed_at if self._keeper else -math.inf
         return time.monotonic() - max(self._contact_since, failed)
 
+    @property
+    def away(self) -> bool:
+        """Whether the store fails, or lets a call of ours wait, so that others cannot tell us anything."""
+        return self._store.away or (self._asked is not None and time.monotonic() - self._asked > AWAY_SECONDS)
+
     async def call(self, request: Callable[[], T]) -> T:
         """Run a blocking store call. Raises what it raises; a call that comes to nothing breaks our contact."""
         try:
             if self._inline:
                 return request()
-            return await self._loop.run_in_executor(self._worker, request)
+            return await self._loop.run_in_executor(self._worker, self._timed, request)
         except (StoreUnavailable, StoreTimeout):
             self._broken()
             raise
+
+    def _timed(self, request: Callable[[], T]) -> T:
+        """In the worker thread."""
+        self._asked = time.monotonic()
+        try:
+            return request()
+        finally:
+            self._asked = None
 
     async def join(self) -> None:
         """Be under a lease. Raises StoreError, also while the one that we had is in doubt.

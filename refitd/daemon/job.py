@@ -128,6 +128,7 @@ class Job:
         while True:
             await asyncio.sleep(TICK_SECONDS)
             self.movers.check()
+            self.movers.heed_store(self.agreement.away)
             self.edges.expire()
             self.poke()
 

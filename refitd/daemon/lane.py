@@ -311,6 +311,8 @@ class LaneDriver:
             self.poke()
 
     def _check_deadline(self) -> None:
+        if self.built and self.context.agreement.away:  # a peer may not have heard of the token yet
+            self.built.deadline = max(self.built.deadline, time.monotonic() + self.context.config.timeouts.build)
         if self.built and not self.built.ready and time.monotonic() > self.built.deadline:
             self.fail((), f"not built in time: {', '.join(sorted(self.built.waiting))}")
 

@@ -42,6 +42,7 @@ class Movers:
         self._unmaps: dict[tuple[MoverHandle, str], asyncio.Event] = {}
         self._mapped: dict[MoverHandle, dict[str, int]] = {}
         self._stuck = Stuck()
+        self._store_away = False
         self._log = structlog.get_logger().bind(job=job.job, node=job.node)
 
     def want(self, key: str) -> None:
@@ -84,6 +85,14 @@ class Movers:
         for rank in self._job.ranks.values():
             if rank.mover and not rank.mover.alive_within(self._job.config.timeouts.mover_ping):
                 self._kill(rank.mover, "it did not answer a ping in time")
+
+    def heed_store(self, away: bool) -> None:
+        """While the store is away, nobody can say that he is ready: no mover counts that against its neighbours."""
+        if away != self._store_away:
+            self._store_away = away
+            for rank in self._job.ranks.values():
+                if rank.mover:
+                    rank.mover.send({"kind": "store", "away": away})
 
     def restart_excluded(self, view: View) -> None:
         """A lane that does without one of our slots suspects its mover: a new one is innocent."""
@@ -136,6 +145,8 @@ class Movers:
             self.want(key)
             return
         handle.send({"kind": "limit"}, [self._job.limit.fd])
+        if self._store_away:
+            handle.send({"kind": "store", "away": True})
         rank.mover, rank.life, rank.mounted = handle, handle.life, {}
         self._mapped[handle] = rank.mounted
         took, path = round(time.monotonic() - began, 4), rank.path.path

@@ -34,6 +34,7 @@ class Board:
         self._idle: list[threading.Condition] = []
         self.cond = threading.Condition(self.lock)
         self.stopping = False
+        self.store_away = False
         self.round: Round | None = None
         self.warm: set[Edge] = set()
         self.broken: dict[Edge, str] = {}

@@ -41,6 +41,7 @@ class Mover:
         self._memories: dict[str, Memory] = {}
         self._lanes: dict[str, Lane] = {}
         self._limit = NO_LIMIT
+        self._store_away = False
         self._devices: Devices | None = None
         self._communicators = 0  # that were wanted of this process so far
         self._revoked: dict[str, int] = {}
@@ -48,7 +49,7 @@ class Mover:
         self._handlers: Mapping[str, Callable[[Message, list[int]], None]] = {
             "mount": self._mount, "unmount": self._unmount, "build": self._build, "edge": self._edge,
             "run": self._run, "ready": self._ready, "revoke": self._revoke, "ping": self._ping,
-            "limit": self._take_limit,
+            "limit": self._take_limit, "store": self._heed_store,
         }  # fmt: skip
 
     def handle(self, message: Message, fds: list[int]) -> bool:
@@ -138,6 +139,7 @@ class Mover:
         group = self._group(message)
         lane = Lane(facts, program, self._memories, self._send, connect, accept, timeout, self._limit, warm, group)
         self._lanes[name] = lane
+        lane.heed_store(self._store_away)
         lane.start()
         for src, sock in self._early.pop((name, token), ()):
             lane.attach(src, sock)
@@ -205,6 +207,12 @@ class Mover:
         if len(fds) != 1:
             raise ProtocolError("limit page", "one memfd", f"{len(fds)} descriptors")
         self._limit = Limit.map(fds.pop())
+
+    def _heed_store(self, message: Message, _fds: list[int]) -> None:
+        """Whether daemons can hear of each other at present: without that, no neighbour is late."""
+        self._store_away = message["away"]
+        for lane in self._lanes.values():
+            lane.heed_store(self._store_away)
 
     def _ping(self, message: Message, _fds: list[int]) -> None:
         self._send({"kind": "pong", "n": message["n"]})

@@ -47,6 +47,7 @@ COMMANDS: Mapping[str, Fields] = {
     "ready": {**_LANE, "attempt": _ATTEMPT, "src": TEXT, "word": WORD},
     "revoke": _LANE,
     "limit": {},
+    "store": {"away": FLAG},
     "ping": {"n": COUNT},
     "quit": {},
 }

@@ -109,6 +109,10 @@ class Lane:
                 self._ready[attempt, src] = word
             self._board.cond.notify_all()
 
+    def heed_store(self, away: bool) -> None:
+        """Count no time against neighbours while ``away``."""
+        self._board.store_away = away
+
     def revoke(self) -> Mapping[str, Any]:
         """Stop everything; on return nothing of the lane is read or written (I5).
 

@@ -78,6 +78,7 @@ class Channel:
         self.login = Login(credentials, counts.add)
         self.revision = self.term = self._cluster = 0
         self.closed = False
+        self._away_since: float | None = None
         self._lock = threading.Lock()
         self._log = structlog.get_logger()
 
@@ -85,6 +86,11 @@ class Channel:
     def servers(self) -> int:
         """How many there are."""
         return len(self._endpoints)
+
+    @property
+    def away(self) -> bool:
+        """Whether a server failed, and none has answered since."""
+        return self._away_since is not None
 
     @property
     def endpoint(self) -> Endpoint:
@@ -131,16 +137,24 @@ class Channel:
                 self._cluster, self.revision, self.term = header.cluster_id, 0, 0
             self.revision = max(self.revision, header.revision)
             self.term = max(self.term, header.raft_term)
+            since, self._away_since = self._away_since, None
+        if since is not None:
+            self._log.info("store_answers", endpoint=self._current.address, after=round(time.monotonic() - since, 3))
 
     def blame(self, endpoint: Endpoint, reason: str) -> None:
-        """Leave a server that failed, with all streams, for the one whose last failure is longest ago."""
+        """Leave a server that failed, with all streams, for the one whose last failure is longest ago.
+
+        Only the first such step is said aloud until a server answers: while none does, there are dozens a second.
+        """
         with self._lock:
             endpoint.failed_at = time.monotonic()
+            log = self._log.warning if self._away_since is None else self._log.debug
+            self._away_since = self._away_since or endpoint.failed_at
             others = [e for e in self._endpoints if e is not endpoint]
             if endpoint is not self._current or not others:
                 return
             self._current = min(others, key=lambda e: e.failed_at)
-        self._log.warning("store_endpoint_left", endpoint=endpoint.address, to=self._current.address, reason=reason)
+        log("store_endpoint_left", endpoint=endpoint.address, to=self._current.address, reason=reason)
         endpoint.drop_streams()
 
     def explained(self, endpoint: Endpoint, error: StoreError, seconds: float = _PROBE) -> StoreError:

@@ -237,6 +237,10 @@ class Store(Protocol):
     def counts(self) -> Counts:
         """What was asked of the store so far."""
 
+    @property
+    def away(self) -> bool:
+        """Whether what was heard of the store last is that it cannot be asked: nobody may learn anything new by it."""
+
     def close(self) -> None:
         """End all watches and free threads, sockets and children; later calls raise StoreUnavailable."""
 

@@ -52,6 +52,11 @@ class EtcdStore:
         """``host:port`` of the server that is asked now."""
         return self._channel.endpoint.address
 
+    @property
+    def away(self) -> bool:
+        """Whether a server failed, and none has answered since."""
+        return self._channel.away
+
     def get(self, key: str) -> Item | None:
         """The key as it is now, or None."""
         check_key("get.key", key)

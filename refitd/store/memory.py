@@ -110,6 +110,8 @@ class MemoryWatch:
 class MemoryStore:
     """A Store in this process. ``clock``: monotonic seconds; ``history``: how many changes a watch can go back."""
 
+    away = False  # it is here
+
     def __init__(self, clock: Clock = time.monotonic, history: int = 10_000) -> None:
         self._clock = clock
         self._poll = None if clock is time.monotonic else _POLL

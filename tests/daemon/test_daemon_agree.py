@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 import uuid
 from collections.abc import Awaitable, Callable
@@ -206,6 +207,39 @@ def test_an_unknown_outcome_is_read_back() -> None:
             await agreement.write("leader", B, agreement.view.revision_of("leader"))
 
     run(store, body)
+    store.close()
+
+
+class Slow(MemoryStore):
+    """A store whose reads wait until they may end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may = threading.Event()
+
+    def get(self, key: str) -> Any:
+        self.may.wait(20)
+        return super().get(key)
+
+
+def test_a_store_is_away_where_it_fails_or_lets_us_wait() -> None:
+    """Before the call has failed, too: a leader that is elected for seconds lets it wait."""
+    store = Slow()
+
+    async def main() -> None:
+        agreement = Agreement(store, "job", 10, 3, False, lambda: None)
+        await agreement.start()
+        assert not agreement.away
+        asked = asyncio.create_task(agreement.call(lambda: store.get("/k")))
+        await until(lambda: agreement.away)
+        store.may.set()
+        assert await asked is None
+        assert not agreement.away
+        store.away = True
+        assert agreement.away
+        await agreement.close()
+
+    asyncio.run(main())
     store.close()
 
 

@@ -80,8 +80,10 @@ def test_a_run_that_was_met_first_does_not_open_over_a_newer_one() -> None:
     assert apply(book) == ["generation", "runs"]
     book.node("t1", info(T1, "b", 2))
     assert apply(book) == []
-    assert book.view.generation and book.view.generation.value == Generation(1, "run2", ("run1",))
-    assert book.view.runs and book.view.runs.value.order == ()
+    assert book.view.generation
+    assert book.view.generation.value == Generation(1, "run2", ("run1",))
+    assert book.view.runs
+    assert book.view.runs.value.order == ()
 
 
 def test_a_run_that_was_met_last_leads_when_it_is_complete() -> None:
@@ -91,10 +93,12 @@ def test_a_run_that_was_met_last_leads_when_it_is_complete() -> None:
     apply(book)
     book.node("u0", info("trainer/run2/0", "a", 2))
     assert apply(book) == ["runs"]
-    assert book.view.runs and book.view.runs.value.order == ("run1", "run2")
+    assert book.view.runs
+    assert book.view.runs.value.order == ("run1", "run2")
     book.node("t1", info(T1, "b", 2))
     assert apply(book) == ["generation", "runs"]
-    assert book.view.generation and book.view.generation.value == Generation(1, "run1", ())
+    assert book.view.generation
+    assert book.view.generation.value == Generation(1, "run1", ())
     book.node("u1", info("trainer/run2/1", "b", 2))
     assert apply(book) == ["generation", "runs"]
     assert book.view.generation.value == Generation(2, "run2", ("run1",))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 import torch  # noqa: F401  casts import it; here, so that its seconds are not a silent peer's
@@ -95,8 +97,7 @@ def test_stage_1_waits_for_ready_and_reads_the_neighbour(rig):
         np.testing.assert_array_equal(spread.lent[key].arrays["w"], spread.lent[TRAINERS[0]].arrays["w"])
 
 
-def test_a_neighbour_that_never_becomes_ready_is_named(rig):
-    """Waiting for ready ends after neighbour_timeout with the edge, and what was verified is kept."""
+def _waiting_for_a_neighbour(rig):
     sketch = Sketch([(key, "w", "int32", 4) for key in (TRAINERS[0], *ENGINES)])
     move = ("w", 0, 4, 1, "w", 0, 4, 1, 1, 4)
     sketch.add(TRAINERS[0], ENGINES[1], "peer", [move])
@@ -104,7 +105,25 @@ def test_a_neighbour_that_never_becomes_ready_is_named(rig):
     spread = rig(sketch)
     spread.build()
     spread.built()
+    return spread
+
+
+def test_a_neighbour_that_never_becomes_ready_is_named(rig):
+    """Waiting for ready ends after neighbour_timeout with the edge, and what was verified is kept."""
+    spread = _waiting_for_a_neighbour(rig)
     spread.run(neighbour_timeout=0.2)
     failed = spread.parties[ENGINES[0]].wait_for_failure()
     assert (failed["edge"], failed["reason"]) == ([ENGINES[1], ENGINES[0]], "neighbour not ready")
     assert failed["verified"] == []
+
+
+def test_no_neighbour_is_late_while_the_store_is_away(rig):
+    """Its lane may wait for words that nobody can say: the limit counts anew from when the store answers again."""
+    spread = _waiting_for_a_neighbour(rig)
+    waiter = spread.parties[ENGINES[0]]
+    waiter.lane.heed_store(True)
+    spread.run(neighbour_timeout=0.2)
+    time.sleep(1.0)
+    assert [said["kind"] for said in list(waiter.messages.queue)] == ["landed"]
+    waiter.lane.heed_store(False)
+    assert waiter.wait_for_failure()["reason"] == "neighbour not ready"

@@ -289,6 +289,7 @@ class SimLane:
                 await self._copy(now, bucket, now.ready)
             waiting = [b for b in waiting if b.src not in ready]
             landed_at = landed_at or (loop().time() if now.landed else None)
+            landed_at = None if self.mover.store_away else landed_at
             if waiting and landed_at and loop().time() - landed_at > now.options["neighbour_timeout"]:
                 for src in sorted({b.src for b in waiting}):
                     self._fail(now, (src, self.rank), "neighbour not ready")

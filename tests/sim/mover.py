@@ -151,6 +151,7 @@ class SimMover:
         self.handle_of = handle
         self.mounts: dict[str, Mount] = {}
         self.lanes: dict[str, SimLane] = {}
+        self.store_away = False
         self._revoked: dict[str, int] = {}
         self._early: dict[tuple[str, int], list[tuple[str, End]]] = {}
 
@@ -231,6 +232,9 @@ class SimMover:
             state = self.lanes.pop(name).stop()
         self._drop_early(lambda key: key[0] == name and key[1] <= token)
         self.report("revoked", lane=name, token=token, **state)
+
+    def _store(self, message: Message, _things: list[Any]) -> None:
+        self.store_away = message["away"]
 
     def _limit(self, _message: Message, _things: list[Any]) -> None:
         """The job's rate, in a page that the daemon writes: buckets here take as long as the world says."""

@@ -48,7 +48,7 @@ class SimStore:
         self.etcd, self._net, self._host, self._rng = world.etcd, world.net, host, world.rng
         self._world, self._counts = world, world.counts
         self._watches: list[SimWatch] = []
-        self.closed = False
+        self.closed = self.away = False
 
     def get(self, key: str) -> Item | None:
         return self.call("get", lambda: self.etcd.get(key), write=False)
@@ -84,8 +84,13 @@ class SimStore:
         deadline = loop().time() + REQUEST_SECONDS
         while True:
             try:
-                return self._once(kind, request, write, deadline)
-            except StoreUnavailable:
+                result = self._once(kind, request, write, deadline)
+                self.away = False
+                return result
+            except (StoreUnavailable, StoreTimeout) as error:
+                self.away = True
+                if isinstance(error, StoreTimeout):
+                    raise
                 if write or self.closed or loop().time() + 0.2 > deadline:
                     raise
                 sleep(self._rng.uniform(0.05, 0.2))

@@ -183,6 +183,7 @@ def test_a_node_without_a_leader_says_so_at_once(cluster: EtcdCluster) -> None:
     revision = insist(store, "/w/0", b"")
     collector = Collector(store.watch("/w/", revision))
     collector.wait_for(1)
+    assert not store.away
     for i in (1, 2):
         cluster.freeze(i)
     assert until(lambda: b"\netcd_server_has_leader 0\n" in _metrics(cluster, 0), 30)
@@ -191,9 +192,11 @@ def test_a_node_without_a_leader_says_so_at_once(cluster: EtcdCluster) -> None:
         with pytest.raises(StoreUnavailable, match="etcdserver: no leader"):
             write()
         assert time.monotonic() - start < 1
+    assert store.away
     for i in (1, 2):
         cluster.thaw(i)
     last = insist(store, "/w/1", b"")
+    assert not store.away
     assert_no_gap(collector.wait_for_revision(last), revision, last)
     store.close()
 

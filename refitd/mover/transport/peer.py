@@ -173,14 +173,18 @@ class PeerWorker(Worker):
     def _wait_ready(self, round_: Round, sources: set[str]) -> set[str]:
         """Which of ``sources`` may be read or will never be; waits for at least one.
 
-        The limit counts from when all of this rank's stage 0 has landed: until then the neighbours are not late.
+        The limit counts from when all of this rank's stage 0 has landed: until then the neighbours are not late. Nor
+        are they while the store is away, by which their lanes go on; it begins anew then.
         """
         silent = 0.0
         with self.board.cond:
             while not (found := sources & (round_.ready.keys() | self._lost(round_))):
                 if round_.stopped or self.board.stopping:
                     raise Stopped
-                if not self.board.cond.wait(TICK_SECONDS) and round_.landed():
+                woken = self.board.cond.wait(TICK_SECONDS)
+                if self.board.store_away:
+                    silent = 0.0
+                elif not woken and round_.landed():
                     silent += TICK_SECONDS
                 if silent >= self.board.limit.patience(round_.options.neighbour_timeout):
                     for src in sources:
