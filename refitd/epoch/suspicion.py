@@ -88,7 +88,13 @@ def _new_suspicions(view: View, lane: Lane, target: PubId | None) -> Iterator[tu
 def _blamed(
     view: View, lane: Lane, old: list[Suspicion], new: list[tuple[Suspicion, str]], covers: Covers
 ) -> Iterator[Exclusion]:
-    """One end for each new suspicion: first those with whom several others have trouble, who clear their accusers."""
+    """One end for each new suspicion: first those with whom several others have trouble, who clear their accusers.
+
+    A closed lane blames nobody: it has no sources, by which to see who is the last holder of a region, and its record
+    is not written again, by which the blamed one's node would hear of it and start another mover.
+    """
+    if not lane.members:
+        return
     left = dict.fromkeys([*old, *(suspicion for suspicion, _reason in new)])
     reasons = dict(new)
     while left:

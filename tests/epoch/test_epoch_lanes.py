@@ -7,7 +7,7 @@ from epoch_records import E0, E1, NONE, T0, T1, Book, all_ack, covers, info, sta
 
 from refitd.epoch.holders import choose_sources, holders, trainers
 from refitd.epoch.lanes import NOBODY, desired_lane, differs, target_of
-from refitd.epoch.records import Exclusion, Lane, PubId
+from refitd.epoch.records import Exclusion, Lane, PubId, Suspicion
 from refitd.epoch.suspicion import judge
 
 R1 = "engine/r1/0"
@@ -253,6 +253,22 @@ def test_a_neighbour_is_excluded_in_passing() -> None:
     assert excluded(book, "r1") == [(E1, False, "was dead")]
     book.node("e1", info(E1, "b", 2, mover=2))
     assert excluded(book, "r1") == []
+
+
+def test_a_closed_lane_blames_nobody_and_opens_again() -> None:
+    """It has no sources any more: by its own record every slot could be spared, the last holder too, and for ever."""
+    book, target = standard()
+    t1 = book.slot(T1).id
+    suspicions = tuple(Suspicion(t1, book.slot(key).id, node) for key, node in ((E0, "e0"), (E1, "e1")))
+    book.put("lanes/r0", Lane("r0", (), (), (), (), "rank 1 is not registered", suspicions))
+    assert excluded(book) == []
+    opened = desired_lane(book.view, "r0", covers)
+    assert isinstance(opened, Lane)
+    assert [source.key for source in opened.sources] == [T0, T1]
+    assert opened.suspicions == suspicions
+    book.put("lanes/r0", opened)
+    assert excluded(book) == []
+    assert target_of(book.view, "r0", opened) == target
 
 
 def test_an_excluded_member_closes_the_lane() -> None:
