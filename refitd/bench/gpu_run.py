@@ -126,9 +126,8 @@ STEPS = (
         2, "peer", "--size", "64GB", "--width", "contiguous", "512", "--repeats", "3", "--rivals", "copies"), 2),
     Step("nccl-tuned", 120, (
         "tests/device/tuned.py", "nccl", "one_to_one", "16GB", "contiguous", "5", "usual",
-        "mover.nccl.together.COUNT=2", "mover.nccl.together.COUNT=2,mover.nccl.nccl4py.MAX_CTAS=32",
-        "mover.nccl.nccl4py.MAX_CTAS=32",
-        "mover.nccl.together.COUNT=2,bench.cards.measure.MOST_BUCKET_BYTES=268435456"), 2),
+        "bench.cards.measure.MOST_BUCKET_BYTES=268435456", "bench.cards.measure.MOST_BUCKET_BYTES=4194304",
+        "mover.nccl.nccl4py.MAX_CTAS=16"), 2),
     Step("nccl-steps", 60, ("tests/device/nccl_steps.py", "16", "16", "32"), 2),
     Step("cards2-64gb-nccl", 170, _cards(
         2, "nccl", "--layout", "one_to_one", "--size", "64GB", "--width", "contiguous", "512", "--repeats", "3"), 2),

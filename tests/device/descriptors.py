@@ -9,12 +9,27 @@ import socket
 from collections import Counter
 from pathlib import Path
 
+NOWHERE = "socket that is nowhere"
 STATES = {"01": "open", "06": "time-wait", "08": "close-wait", "0A": "listens"}
 
 
 def kinds(pid):
     """How many of each kind there are."""
-    return dict(Counter(re.sub(r"\d+", "N", one.partition(" ")[2]) for one in each(pid)))
+    return dict(Counter(kind(one.partition(" ")[2]) for one in each(pid)))
+
+
+def kind(what):
+    """Without what differs between two of a kind."""
+    return re.sub(r"\d+", "N", re.sub(r"(/nccl-(socket-)?)[^\s(]*", r"\1N", what))
+
+
+def of_nccl(grown, communicators):
+    """Those of ``grown`` (as `more` gives it) that NCCL leaves behind: at most two for each of so many communicators.
+
+    Its abort leaves sockets that were never connected. Of a communicator that lives, more or less may be connected.
+    """
+    most = {NOWHERE: 2 * communicators, "tcp N.N.N.N:N to N.N.N.N:N open": 2}
+    return {kind: counts for kind, counts in grown.items() if counts[1] - counts[0] <= most.get(kind, 0)}
 
 
 def threads(pid):
@@ -31,6 +46,17 @@ def more(before, after):
     return {kind: [before.get(kind, 0), n] for kind, n in after.items() if n > before.get(kind, 0)}
 
 
+def excused(found, communicators):
+    """Take out of what has grown (by ``NAME`` and ``kinds of NAME``) what NCCL leaves, see `of_nccl`; give it back."""
+    taken = {}
+    for name in [name.removeprefix("kinds of ") for name in found if name.startswith("kinds of mover")]:
+        kinds = found[f"kinds of {name}"]
+        taken[name] = of_nccl(kinds, communicators)
+        if taken[name] == kinds:
+            del found[name], found[f"kinds of {name}"]
+    return taken
+
+
 def each(pid):
     """``number what it is``, in the order of numbers; of a socket also its ends."""
     ends, found = sockets(pid), []
@@ -38,7 +64,7 @@ def each(pid):
         with contextlib.suppress(OSError):
             link = os.readlink(f"/proc/{pid}/fd/{number}")
             inode = re.fullmatch(r"socket:\[(\d+)\]", link)
-            found.append(f"{number} {ends.get(inode[1], 'socket that is nowhere') if inode else link}")
+            found.append(f"{number} {ends.get(inode[1], NOWHERE) if inode else link}")
     return found
 
 

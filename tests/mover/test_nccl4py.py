@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from refitd.errors import CommunicatorError
+from refitd.mover.nccl import nccl4py
 from refitd.mover.nccl.library import IN_PROGRESS, SETTLED, settle
 from refitd.mover.nccl.nccl4py import Nccl, _Comm
 
@@ -31,17 +32,31 @@ class Made:
             self.child.is_valid = True
         return RESULTS.Success
 
+    def abort(self) -> None:
+        self.is_valid = False
+
     def shrink(self, _excluded: list[int], _config: Any, _flag: Any) -> Made:
         self.child = Made(1, valid=False)
         self.polls = 3
         return self.child
 
 
+class Stream:
+    """Of a device that may be at work on it."""
+
+    def __init__(self, device: str) -> None:
+        self.device, self.idle = device, True
+
+    def query(self) -> bool:
+        return self.idle
+
+
 @pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch) -> Nccl:
     """Without NCCL and without a GPU."""
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device, priority: device)
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(nccl4py, "_FREE", [])
     made = Nccl.__new__(Nccl)
     flags = SimpleNamespace(ABORT=1, DEFAULT=0)
     made._core, made._results = SimpleNamespace(CommShrinkFlag=flags, NCCLConfig=lambda **_: None), RESULTS
@@ -61,3 +76,18 @@ def test_one_that_never_comes_is_late_and_not_ready(library: Nccl) -> None:
     """Its parent may have settled with nothing made."""
     with pytest.raises(CommunicatorError, match=r"shrink.*not done within 0\.01 s"):
         settle("shrink", [_Comm(library, Made(1)), _Comm(library, Made(1, valid=False))], 0.01, lambda: None)
+
+
+def test_a_stream_serves_the_next_communicator_once_nothing_runs_on_it(library: Nccl) -> None:
+    """A new one for each would cost memory of the device with each turn of a lane."""
+    first = _Comm(library, Made(1))
+    beside = _Comm(library, Made(1))
+    assert beside._stream is not first._stream
+    first.abort()
+    first.abort()
+    second = _Comm(library, Made(1))
+    assert second._stream is first._stream
+    assert _Comm(library, Made(1))._stream not in (first._stream, beside._stream)
+    second._stream.idle = False
+    second.abort()
+    assert _Comm(library, Made(1))._stream is not second._stream

@@ -27,7 +27,7 @@ from refitd.mover.nccl import nccl4py, opening
 
 Pairs = dict[tuple[int, int], int]  # (card from, card to) -> bytes
 SECONDS = 60.0
-CTAS = (8, 16, 32)  # how many blocks NCCL may use: the movers' limit first
+CTAS = (8, 16, 32)  # how many blocks NCCL may use; the last is the movers' limit
 _GATHER, _DTENSOR = "gather_broadcast", "dtensor_redistribute"
 
 

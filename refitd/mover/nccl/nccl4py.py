@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -18,9 +19,13 @@ from refitd.mover.nccl.library import IN_PROGRESS, SETTLED, SPIN_PAUSE, Part, se
 
 ENQUEUE_SECONDS = 3.0
 EVENT_SECONDS = 0.05  # usually far below a millisecond; connecting takes longer, and blocks nobody
-# A mover may serve several lanes, whose kernels must all fit on the device at once (an H200 has 132 processors). Over
-# NVLink, 8 blocks reach about 215 GB/s, 16 and 32 about 285 (1 GiB; `refitd bench refit --gpus 2`, ``send_recv_*``).
-MAX_CTAS = 16
+# A block may need a processor to itself, and an H200 has 132: kernels of four lanes fit at once, a fifth one's wait.
+# Over NVLink 8 blocks reach 267 GB/s, 16 and 32 reach 366 and 372; but beside kernels that pack, which take their share
+# of the processors, 16 fall to 326 and 32 to 355 (``send_recv_*`` of `refitd bench refit --gpus 2`, nccl_steps.py).
+MAX_CTAS = 32
+# Streams of communicators that are gone, with their devices: new ones with each turn seem to cost 2 MiB for good.
+_FREE: list[tuple[str, Any]] = []
+_TAKING = threading.Lock()
 
 
 class Nccl:
@@ -89,8 +94,7 @@ class _Comm:
 
         self._library, self._comm, self._gone = library, comm, False
         self._device = f"cuda:{torch.cuda.current_device()}"
-        stream: Any = torch.cuda.Stream
-        self._stream = stream(device=self._device, priority=-1)  # kernels that pack and sum fill a device: go first
+        self._stream = _stream(self._device)
 
     def state(self) -> str:
         if self._gone:
@@ -124,6 +128,7 @@ class _Comm:
         if not gone:
             with _errors("ncclCommAbort"):
                 self._comm.abort()
+            _FREE.append((self._device, self._stream))
 
     def shrink(self, excluded: Sequence[int], broken: bool, name: str) -> _Comm:
         with _errors("ncclCommShrink"):
@@ -163,6 +168,19 @@ class _Work:
         if self._event is None:
             self._event = self._stream.record_event()
         return bool(self._event.query())
+
+
+def _stream(device: str) -> Any:
+    """One on which nothing runs: of a communicator that is gone, where there is one, else a new one."""
+    import torch
+
+    with _TAKING:
+        for kept in [*_FREE]:
+            if kept[0] == device and kept[1].query():
+                _FREE.remove(kept)
+                return kept[1]
+    make: Any = torch.cuda.Stream
+    return make(device=device)
 
 
 def _idle() -> None:
