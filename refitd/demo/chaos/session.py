@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+import structlog
+
 from refitd.demo import text, weights
 from refitd.demo.chaos.book import Book, Mark
 from refitd.demo.chaos.nemesis import Nemesis
@@ -202,6 +204,7 @@ def say(fact: dict[str, Any]) -> None:
 def play(work: Work, logs: Path | None) -> int:
     """Start a cluster, do ``work`` on it, end it; 0 where that returned True. Logs of others go to ``logs``."""
     settle()
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))  # stdout is for `say`
     spec = weights.SMALL
     start = weights.make(spec)
     ids, _mask = text.encode(text.SENTENCES, None, spec.vocab)
