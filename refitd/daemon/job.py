@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 import time
 from collections import deque
@@ -36,6 +37,7 @@ from refitd.telemetry.history import Refit
 from refitd.telemetry.metrics import Metrics
 
 TICK_SECONDS = 0.1
+AWAY_EVERY_SECONDS = 10.0
 KEEP_BLOBS = 256
 
 
@@ -66,6 +68,7 @@ class Job:
         self.loans = Loans(self)
         self.edges = Edges(self)
         self._started = asyncio.Event()
+        self._said_away = -math.inf  # monotonic seconds
         self._tasks = [asyncio.create_task(self._run()), asyncio.create_task(self._tick())]
 
     def poke(self) -> None:
@@ -102,9 +105,9 @@ class Job:
             try:
                 await self.reconcile()
                 self.metrics.store_up(True)
+                self._said_away = -math.inf
             except StoreError as error:
-                self.metrics.store_up(False)
-                self._log.warning("store_away", error=str(error))
+                self._store_away(error)
                 await asyncio.sleep(0.2)
                 self.poke()
             except Exception:  # noqa: BLE001 - a bug: said aloud, and the loop goes on
@@ -118,10 +121,17 @@ class Job:
                 await self.agreement.start()
                 self._started.set()
             except StoreError as error:
-                self.metrics.store_up(False)
-                self._log.warning("store_away", error=str(error))
+                self._store_away(error)
                 await asyncio.sleep(0.5)
         self.poke()
+
+    def _store_away(self, error: StoreError) -> None:
+        """Said aloud at once, and then every few seconds: it is found out several times a second."""
+        self.metrics.store_up(False)
+        now = time.monotonic()
+        aloud = now - self._said_away >= AWAY_EVERY_SECONDS
+        self._said_away = now if aloud else self._said_away
+        (self._log.warning if aloud else self._log.debug)("store_away", error=str(error))
 
     async def _tick(self) -> None:
         """Time passes for deadlines even when nothing else happens."""

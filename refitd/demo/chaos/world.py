@@ -86,8 +86,10 @@ class World:
         """
         if self._by_hand:
             await self._by_hand
-        while not (mine := [trainer for trainer in self.scene.trainers if self._free(trainer)]):
-            await asyncio.sleep(0.01)
+        while not (mine := [t for t in self.scene.trainers if t.ready and not t.down]) or not all(
+            map(self._free, mine)
+        ):
+            await asyncio.sleep(0.01)  # one that is still about the step before would miss this one
         self._by_hand = asyncio.create_task(self._one(mine))
         await asyncio.sleep(0)
         return self.newest
