@@ -50,7 +50,7 @@ class Requests:
     # refitd.hook.server.Handler
 
     def connected(self, session: Session) -> None:
-        """Let a client in unless another process speaks for its rank."""
+        """Let a client in unless another process speaks for its rank: one that lives, as far as the kernel knows."""
         if session.side != ADMIN:
             for field, name in (("job", session.job), ("group", session.group)):
                 check_name(field, name)
@@ -59,6 +59,9 @@ class Requests:
     def _claim(self, session: Session) -> None:
         for other in self._daemon.hook.sessions:
             if other.side == ADMIN or (other.job, other.key) != (session.job, session.key) or other.closed:
+                continue
+            if other.hung_up:  # a supervisor may be quicker with the next process than we with the news of the last one
+                other.close("the client closed the connection")
                 continue
             if other.incarnation != session.incarnation:
                 raise Refused("rank", f"{session.key} to be free", f"process {other.pid} speaks for it")

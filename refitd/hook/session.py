@@ -6,6 +6,7 @@ import array
 import asyncio
 import contextlib
 import os
+import select
 import socket
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -149,6 +150,13 @@ class Session:
     def pid(self) -> int:
         """The process that connected."""
         return self.peer.pid
+
+    @property
+    def hung_up(self) -> bool:
+        """Whether the other end is closed, though what it sent before may not be read yet."""
+        poll = select.poll()
+        poll.register(self._sock, select.POLLRDHUP)
+        return bool(poll.poll(0))
 
     @property
     def key(self) -> str:

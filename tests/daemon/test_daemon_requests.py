@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from refitd.config import load
+from refitd.config import Config, load
 from refitd.daemon.app import Daemon
 from refitd.daemon.rank import lent_memory, shadow_memory
+from refitd.daemon.requests import Requests
 from refitd.errors import ConfigError, InputError, Refused
 from refitd.hook.memfd import create_memory
 from refitd.hook.messages import PROTO
 from refitd.hook.page import ControlPage
-from refitd.hook.session import Fds
+from refitd.hook.session import Fds, Session
 from refitd.hook.wire import Connection
 from refitd.testing import LocalDaemon, split_layout
 
@@ -183,6 +186,27 @@ def test_a_rank_belongs_to_the_process_that_came_first(raw: Any) -> None:
     with pytest.raises((EOFError, BrokenPipeError)):
         first.ask("status")
     assert again.ask("status")["ok"] is True
+
+
+def test_who_has_hung_up_is_in_nobodys_way() -> None:
+    """A process that is started again at once may say hello before the daemon has read the end of the last one."""
+
+    async def main() -> None:
+        ends = [socket.socketpair() for _ in range(2)]
+        before, after = (Session(number, ours, 5.0) for number, (ours, _theirs) in enumerate(ends))
+        for session, life in ((before, "a"), (after, "b")):
+            session.job, session.side, session.group, session.incarnation = "job", "engine", "g", life
+        requests = Requests(SimpleNamespace(config=Config(), hook=SimpleNamespace(sessions=[before])))  # type: ignore[arg-type]
+        with pytest.raises(Refused, match="engine/g/0 to be free"):
+            requests.connected(after)
+        assert not before.hung_up
+        ends[0][1].close()
+        requests.connected(after)
+        assert before.closed == "the client closed the connection"
+        after.close("the test is over")
+        ends[1][1].close()
+
+    asyncio.run(main())
 
 
 def test_methods_that_nobody_knows_are_refused(raw: Any) -> None:

@@ -43,6 +43,10 @@ class SimSession:
     def key(self) -> str:
         return f"{ADMIN}/{self.id}" if self.side == ADMIN else f"{self.side}/{self.group}/{self.rank}"
 
+    @property
+    def hung_up(self) -> bool:
+        return self._client.process.dead
+
     # The daemon's end.
 
     def event(self, name: str, fds: Sequence[int] = (), **fields: Any) -> None:

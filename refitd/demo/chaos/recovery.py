@@ -32,6 +32,7 @@ CALM = 10  # refits that the baseline is the median of
 QUORUM_SECONDS = 30.0
 AGAIN_SECONDS = 0.5  # publications that are skipped come again
 PAUSE_SECONDS = 1.0  # between two cases
+RELEASE_SECONDS = 30.0  # else a trainer takes its memory back before the lease of a lost node has ended
 
 Row = dict[str, float | bool]
 Case = Callable[["Recovery"], Awaitable[Row]]
@@ -248,6 +249,7 @@ def main(only: str, runs: int, logs: Path | None, hold: Path | None) -> int:
 
     async def work(session: Session) -> bool:
         session.world.publishing.clear()
+        session.world.release_seconds = RELEASE_SECONDS
         recovery = Recovery(session)
         rows: dict[str, list[Row]] = {name: [] for name in cases}
         await asyncio.sleep(1.0)

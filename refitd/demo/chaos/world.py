@@ -39,6 +39,7 @@ class World:
         self._point = point
         self.scene = Scene(folder, nursery, book, self._reached, SEATS, network)
         self.run, self.step = 1, 0
+        self.release_seconds = RELEASE_SECONDS  # how long trainers let their readers work
         self.publishing = asyncio.Event()
         self._asked: dict[str, tuple[int, int]] = {}  # trainer: its life, and the step that it has not reported yet
         self._task: asyncio.Task[None] | None = None
@@ -111,7 +112,7 @@ class World:
         self.book.expect(mark)
         for trainer in trainers:
             self._asked[trainer.name] = trainer.lives, mark.step
-            trainer.tell(do="step", step=mark.step, release=RELEASE_SECONDS, commit=COMMIT_SECONDS)
+            trainer.tell(do="step", step=mark.step, release=self.release_seconds, commit=COMMIT_SECONDS)
         waiting = {trainer.name: trainer for trainer in trainers}
         await until(lambda: self._heard(mark, waiting), self.scene.changed, STEP_SECONDS)
 
