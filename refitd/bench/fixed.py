@@ -26,7 +26,7 @@ from refitd.bench.party import BenchFailed
 from refitd.stamps import Stamp, collecting, read
 
 WARM_UPS = 3
-MOMENTS = ("run.heard", "opened", "pull", "launch", "launched", "summed", "counted", "done.told")
+MOMENTS = ("touch", "touched", "run.heard", "opened", "pull", "launch", "launched", "summed", "counted", "done.told")
 SIZES = {"1MiB": 1 << 20, "16MiB": 1 << 24, "256MiB": 1 << 28, "1GiB": 1 << 30}
 # GB/s of NCCL M2N 0.1.0, recorded, one call at a time, between two H200s; on one of them twice its 486 are the aim.
 AIMS = {1: {"1GiB": 972.0}, 2: {"1MiB": 5.9, "16MiB": 80.0, "256MiB": 221.0, "1GiB": 264.0}}

@@ -106,10 +106,10 @@ def _ways(launch: Launch) -> dict[str, Parts]:
 
 
 def _by_triton(launch: Launch) -> Callable[[], Any]:
-    from refitd.mover.kernels.launch import WARPS, _kernels
+    from refitd.mover.kernels.launch import WARPS, load_kernels
 
     arguments = launch._arguments(True)
-    compiled = _kernels().move[len(launch._tiles), 1, 1](**arguments, num_warps=WARPS)
+    compiled = load_kernels().move[len(launch._tiles), 1, 1](**arguments, num_warps=WARPS)
     return lambda: compiled[len(launch._tiles), 1, 1](*arguments.values())
 
 

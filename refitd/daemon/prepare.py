@@ -48,6 +48,14 @@ class Preparer:
             driver.pass_point("prepare", publication)
             self.prepared = publication
             stamp("prepared", driver.replica)
+            self._stand_by()
+
+    def _stand_by(self) -> None:
+        """The run comes once everybody is prepared: have movers on devices ready for it."""
+        driver, built = self._driver, self._driver.built
+        for rank in driver.my_members() if built is not None else ():
+            if built is not None and rank.device is not None and rank.key in built.handles:
+                built.handles[rank.key].send({"kind": "stand_by", "lane": driver.replica, "token": built.token})
 
     def _source_ready(self, rank: LocalRank, publication: PubId) -> bool:
         if not rank.trains:

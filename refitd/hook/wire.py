@@ -12,6 +12,7 @@ import array
 import contextlib
 import json
 import os
+import select
 import socket
 import struct
 from collections import deque
@@ -95,6 +96,10 @@ class Decoder:
         fds = self._take_fds(message)
         return (_unspill(fds), fds) if message.get("spilled") is True else (message, fds)
 
+    def holds_some(self) -> bool:
+        """Whether there is more than was popped, a whole frame or part of one."""
+        return bool(self._bytes)
+
     def limit_fds(self, most: int) -> None:
         """Raises ProtocolError where more than ``most`` descriptors wait for a frame that claims them."""
         if len(self._fds) > most:
@@ -156,6 +161,8 @@ class Connection:
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self._decoder = Decoder()
+        self._poll = select.poll()
+        self._poll.register(sock, select.POLLIN)
 
     def fileno(self) -> int:
         return self.sock.fileno()
@@ -177,6 +184,10 @@ class Connection:
             if not alive:
                 raise EOFError("the peer closed the connection")
         return frame
+
+    def has_more(self) -> bool:
+        """Whether `receive` would find something, if only the peer's end. Does not wait."""
+        return self._decoder.holds_some() or bool(self._poll.poll(0))
 
     def close(self) -> None:
         self._decoder.close()

@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from refitd.mover.cuda.mounts import Devices
     from refitd.mover.nccl.transport import Group
 
+STAND_BY_SECONDS, AWAKE_SECONDS = 0.003, 0.001  # how long to watch for a run, and how often to wake a device for it
 MOST_COMMUNICATORS = 500  # NCCL's abort leaves a descriptor open now and then; a process may have 4096 of them, or more
 
 
@@ -44,12 +46,13 @@ class Mover:
         self._store_away = False
         self._devices: Devices | None = None
         self._communicators = 0  # that were wanted of this process so far
+        self._standing: Lane | None = None  # that was told to stand by, and has not yet
         self._revoked: dict[str, int] = {}
         self._early: dict[tuple[str, int], list[tuple[str, socket.socket]]] = {}
         self._handlers: Mapping[str, Callable[[Message, list[int]], None]] = {
             "mount": self._mount, "unmount": self._unmount, "build": self._build, "edge": self._edge,
             "run": self._run, "ready": self._ready, "revoke": self._revoke, "ping": self._ping,
-            "limit": self._take_limit, "store": self._heed_store,
+            "limit": self._take_limit, "store": self._heed_store, "stand_by": self._take_stand_by,
         }  # fmt: skip
 
     def handle(self, message: Message, fds: list[int]) -> bool:
@@ -63,6 +66,20 @@ class Mover:
             for fd in fds:
                 os.close(fd)
         return True
+
+    def stand_by(self, is_called: Callable[[], bool]) -> None:
+        """After a `stand_by`: wake the device, and watch for the next command instead of sleeping, for a moment.
+
+        A guest only wakes the device: its process's time is the client's. Raises DeviceError.
+        """
+        lane, self._standing = self._standing, None
+        end = time.monotonic() + STAND_BY_SECONDS
+        while lane is not None and not is_called() and time.monotonic() < end:
+            if not lane.stand_by() or self._guest:
+                return
+            soon = time.monotonic() + AWAKE_SECONDS
+            while not is_called() and time.monotonic() < soon:
+                pass
 
     def close(self) -> None:
         """Revoke every lane and let go of all memory. A device that is broken is said, and stands in nobody's way."""
@@ -180,6 +197,11 @@ class Mover:
         if lane is not None:
             lane.run(parse_run(message), self._program(lane.facts.rank, fds) if fds else None)
 
+    def _take_stand_by(self, message: Message, _fds: list[int]) -> None:
+        """Nobody waits for it, so nobody is told where it is stale."""
+        lane = self._lanes.get(message["lane"])
+        self._standing = lane if lane is not None and lane.token == message["token"] else None
+
     def _ready(self, message: Message, _fds: list[int]) -> None:
         lane = self._current(message)
         if lane is not None:
@@ -271,7 +293,7 @@ def obey(connection: Connection, mover: Mover, reporter: Reporter) -> None:
     reporter.send({"kind": "started", "pid": os.getpid()})
     try:
         while mover.handle(*connection.receive()):
-            pass
+            mover.stand_by(connection.has_more)
     except (EOFError, ConnectionError):
         return
 

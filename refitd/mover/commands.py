@@ -45,6 +45,7 @@ COMMANDS: Mapping[str, Fields] = {
     "edge": {**_LANE, "src": TEXT},
     "run": {**_LANE, "attempt": _ATTEMPT, "publication": _PUBLICATION, "words": _WORDS},
     "ready": {**_LANE, "attempt": _ATTEMPT, "src": TEXT, "word": WORD},
+    "stand_by": _LANE,
     "revoke": _LANE,
     "limit": {},
     "store": {"away": FLAG},

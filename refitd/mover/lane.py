@@ -109,6 +109,10 @@ class Lane:
                 self._ready[attempt, src] = word
             self._board.cond.notify_all()
 
+    def stand_by(self) -> bool:
+        """A run is to come within moments; False where nothing can be done for it. Raises DeviceError."""
+        return not self._board.broken and self._peer.stand_by()
+
     def heed_store(self, away: bool) -> None:
         """Count no time against neighbours while ``away``."""
         self._board.store_away = away

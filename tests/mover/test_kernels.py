@@ -4,6 +4,7 @@ On the CPU Triton's interpreter runs the same kernel; with a CUDA device (`make 
 """
 
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,7 +18,8 @@ from kernel_rig import SHAPES, Bench, make_program
 from refitd.errors import InputError
 from refitd.layout.dtypes import CASTS
 from refitd.mover.kernels import bucket_checksum, gather, prepare, reread, scatter, through
-from refitd.mover.kernels.table import Kind
+from refitd.mover.kernels.table import SAMPLES, Kind, samples
+from refitd.mover.kernels.touch import Touch, touch
 
 PLACES = [
     pytest.param(("cpu", "torch"), id="torch"),
@@ -176,6 +178,47 @@ def test_what_cannot_be_moved_is_refused():
         through(program, program.buckets, {"from": 16}, {})
     with pytest.raises(InputError, match="one pair of dtypes, got none"):
         through(program, [], {"from": 16}, {"to": 16})
+
+
+@pytest.mark.parametrize("dtypes", [("bfloat16", "bfloat16"), ("float32", "bfloat16")], ids="-".join)
+def test_what_is_sampled_is_where_tiles_begin(dtypes):
+    """Dense, in rows, by single elements and turned, at both ends; the last tile is among them."""
+    size = 4 if dtypes[0] == "float32" else 2
+    moves = [("dense", 0, "rows", 0, 64, 1024), ("odd rows", 1, "dense", 1, 40, 601), ("turned", 1, "dense", 1, 96, 72)]
+    program = make_program(moves, dtypes)
+    table = through(program, program.buckets, {"from": 1 << 20}, {"to": 1 << 30})
+    found = samples(table).reshape(2, SAMPLES // 2)
+    expected = [set(), set()]
+    for move in program.moves.tolist():
+        rows, cols = move[8:10]
+        for end, (start, row, col) in enumerate((move[1:4], move[5:8])):
+            width, base = (size, 1 << 20) if end == 0 else (2, 1 << 30)
+            expected[end] |= {base + (start + i * row + j * col) * width for i in range(rows) for j in range(cols)}
+    assert [set(part.tolist()) <= every for part, every in zip(found, expected, strict=True)] == [True, True]
+    assert len(set(found[1].tolist())) == len(table.tiles) < SAMPLES // 2
+    assert samples(replace(table, tiles=table.tiles[:0])).tolist() == [0] * SAMPLES
+
+
+def test_a_touch_reads_at_both_ends_and_writes_nowhere(place):
+    """Only its own memory; before it has run, not even that. Where kernels move nothing there is none."""
+    device, backend = place
+    if backend == "torch":
+        assert device != "cpu" or touch([], device) is None
+        return
+    bench = Bench(make_program([("dense", 0, "rows", 0, 64, 1024)], ("bfloat16", "bfloat16")), *place)
+    table = through(bench.program, bench.program.buckets, bench.sources, bench.destinations)
+    before = bench.src.clone(), bench.dst.clone()
+    one = Touch([table], device)
+    assert one.found.tolist() == [0] * SAMPLES
+    for _ in range(2):
+        bench.src[:] += 1
+        one.run()
+        half = SAMPLES // 2
+        at = samples(table) - np.repeat([bench.src.data_ptr(), bench.dst.data_ptr()], half)
+        assert one.found[:half].tolist() == bench.src.cpu().numpy()[at[:half]].tolist()
+        assert one.found[half:].tolist() == bench.dst.cpu().numpy()[at[half:]].tolist()
+    assert torch.equal(bench.src, before[0] + 2)
+    assert torch.equal(bench.dst, before[1])
 
 
 def test_checksums_see_what_went_wrong(place):

@@ -88,8 +88,8 @@ class SimHandle:
         """Descriptors are read here and now, as if they had been duplicated."""
         if not self.alive:
             return
-        if message["kind"] == "limit":
-            return  # bandwidth has no price here
+        if message["kind"] in ("limit", "stand_by"):
+            return  # bandwidth has no price here, and nothing has to wake
         read = {"mount": self._memory, "edge": self._connection}.get(message["kind"], _document)
         things = [read(fd) for fd in fds]
         self._there_at = max(self._there_at, loop().time() + self._world.rng.uniform(0.0001, 0.002))

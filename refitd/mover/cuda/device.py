@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from refitd.errors import DeviceError
 from refitd.hook.gpu.driver import Calls, Driver
 from refitd.mover.cuda.imports import Imports
-from refitd.mover.kernels import Launch, Table, prepare
+from refitd.mover.kernels import Launch, Table, Touch, prepare, touch
 from refitd.mover.spent import Spent
 
 _active = threading.local()  # by thread: which device it is
@@ -73,6 +73,11 @@ class Device:
             self._compiled[of] = kinds = known | kinds | table.kinds
         with device_errors("prepare a launch"):
             return prepare(table, self.name, kinds=kinds)
+
+    def touch(self, tables: Sequence[Table]) -> Touch | None:
+        """What reads a little of what ``tables`` move, ahead of it; None where kernels do not move it. As `prepare`."""
+        with device_errors("prepare a touch"):
+            return touch(tables, self.name)
 
 
 def open_device(uuid: str, spent: Spent) -> Device:

@@ -12,7 +12,7 @@ from refitd.errors import InputError, TransportError
 from refitd.mover.cuda.device import device_errors
 from refitd.mover.cuda.groups import Batch, batches, by_rank, groups, rank_name
 from refitd.mover.cuda.memory import DeviceMemory
-from refitd.mover.kernels import Launch, interleaved, reread, through
+from refitd.mover.kernels import Launch, Touch, interleaved, reread, through
 from refitd.mover.memory import Memory
 from refitd.mover.round import WITHDRAWN, Round
 from refitd.mover.share import Lot, lot_of
@@ -36,6 +36,7 @@ class Armed:
     lenders: tuple[DeviceMemory, ...]
     launches: tuple[Pair, ...]
     lot: Lot
+    touch: Touch | None
 
     def fits(self, round_: Round) -> bool:
         """Whether program and memory are still the same objects, which never change, and nothing has failed."""
@@ -102,6 +103,24 @@ class Puller:
         if armed is not None and len(split) == 1 and armed.fits(round_):
             self._whole = buckets, armed
 
+    def stand_by(self) -> bool:
+        """Have the device awake for what was asked for last, if it is asked for again; False where that cannot be.
+
+        Only reads, outside any loan: nothing is done with it. Raises DeviceError, as `pull`.
+        """
+        armed = self._whole[1] if self._whole is not None else None
+        if armed is None or armed.touch is None or not armed.pin():
+            return False
+        stamp("touch", armed.own.key)
+        try:
+            armed.own.device.activate()
+            with device_errors("stand by"):
+                armed.touch.run()
+            stamp("touched", armed.own.key)
+        finally:
+            armed.unpin()
+        return True
+
     def _batches(self, program: Program, buckets: Sequence[Bucket]) -> list[Batch]:
         """As `batches`; a lane does the same again and again."""
         if self._batched[0] is not program or self._batched[1] is not buckets:
@@ -140,7 +159,8 @@ class Puller:
                     round_.fail((bucket.src, bucket.dst), str(error))
         lot = lot_of(bucket for group in todo for bucket in group)
         sources = tuple(lenders[src] for src in sorted({bucket.src for bucket in lot.buckets}))
-        made = Armed(round_.program, _again(round_), round_.skipped, own, sources, tuple(launches), lot)
+        touch = own.device.touch([move.table for move, _again in launches])
+        made = Armed(round_.program, _again(round_), round_.skipped, own, sources, tuple(launches), lot, touch)
         if not round_.failures:
             self._kept[key] = made
         return made

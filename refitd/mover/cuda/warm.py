@@ -26,6 +26,7 @@ def warm(device: Device, program: Program) -> None:
         with device_errors("compile a kernel"):
             launch.run()
             launch.checksums()
+    device.touch([])
 
 
 def tables(program: Program) -> Iterator[Table]:

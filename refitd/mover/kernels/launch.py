@@ -73,7 +73,7 @@ class Launch:
         """By Triton, which finds or compiles the kernels, and then ours to start again; its interpreter has none."""
         import torch
 
-        kernels, arguments = _kernels(), self._arguments(sums)
+        kernels, arguments = load_kernels(), self._arguments(sums)
         warps, grid = CAST_WARPS if arguments["CAST"] else WARPS, len(self._tiles)
         made = [(kernels.move[grid, 1, 1](**arguments, num_warps=warps), grid, list(arguments.values()))]
         if sums:
@@ -88,7 +88,7 @@ class Launch:
 
         cast = self.table.dtypes[0] != self.table.dtypes[1]
         names = self.table.dtypes if cast else (_UINT[ITEMSIZE[self.table.dtypes[1]]],) * 2
-        src, dst = (getattr(_kernels().language, name) for name in names)
+        src, dst = (getattr(load_kernels().language, name) for name in names)
         return {
             "rows": self._rows, "tiles": self._tiles, "sums": self._sums.view(torch.uint64), "SRC": src, "DST": dst,
             "CAST": cast, "KINDS": self.kinds, "STORE": self.table.store, "SUM": sums,
@@ -114,13 +114,15 @@ def best_backend(device: Any) -> str:
 class _Kernels(NamedTuple):
     move: Any
     hand_over: Any
+    touch: Any
     language: Any
 
 
 @cache
-def _kernels() -> _Kernels:
+def load_kernels() -> _Kernels:
+    """Triton's, which is imported with them."""
     import triton.language
 
-    from refitd.mover.kernels.triton_kernel import hand_over, move
+    from refitd.mover.kernels.triton_kernel import hand_over, move, touch
 
-    return _Kernels(move, hand_over, triton.language)
+    return _Kernels(move, hand_over, touch, triton.language)

@@ -30,6 +30,7 @@ WIRE_ALIGN = 16  # bytes; where a move begins in a packed bucket on a device
 TILE_WORDS = 2048  # of payload that one program of the grid moves
 TRANSPOSE = 64  # rows and columns of a tile whose two ends run along different axes
 SUMS = 128  # slots of sums that one program hands over to the host; there are always whole such parts
+SAMPLES = 512  # that are read before a launch, half of them sources
 MAX_COLS = 1 << 30  # so that positions in a row, and a tile beyond it, are 32-bit numbers
 
 
@@ -129,6 +130,27 @@ def interleaved(table: Table, sources: Sequence[str]) -> Table:
         there = np.flatnonzero(of == number)
         when[there] = (np.arange(len(there)) + 0.5) / len(there)
     return replace(table, tiles=table.tiles[np.argsort(when, kind="stable")])
+
+
+def samples(table: Table) -> Ints:
+    """`SAMPLES` addresses, of bytes that ``table`` reads or writes: where tiles begin, evenly spread, at either end.
+
+    Zeros where it moves nothing.
+    """
+    if not len(table.tiles):
+        return np.zeros(SAMPLES, np.int64)
+    tiles = table.tiles[np.linspace(0, len(table.tiles) - 1, SAMPLES // 2).astype(int)].astype(np.int64)
+    rows = table.rows[tiles[:, 0]]
+    steps = np.where(rows[:, 8, None] == Kind.WIDE, _wide_steps(table), rows[:, [2, 5]])
+    found: Ints = rows[:, [0, 3]] + tiles[:, 1, None] * rows[:, [1, 4]] + tiles[:, 2, None] * steps
+    return found.T.reshape(-1)
+
+
+def _wide_steps(table: Table) -> list[int]:
+    """Bytes of a unit of `Kind.WIDE` at either end."""
+    source, destination = (ITEMSIZE[dtype] for dtype in table.dtypes)
+    cast = table.dtypes[0] != table.dtypes[1]
+    return [WORD // destination * source, WORD] if cast else [16, 16]
 
 
 # -- one end of the moves of a bucket: address, row stride, column stride, in bytes, shape (n, 3)

@@ -53,6 +53,13 @@ class PeerTransport:
         if self._worker.is_ready(round_):
             self._worker.move_at_once(round_)
 
+    def stand_by(self) -> bool:
+        """A round like the last will come: be quick then. False where there is nothing to be done for it.
+
+        Raises DeviceError, as `hurry`.
+        """
+        return self._worker.stand_by()
+
     def progress(self) -> int:
         rx = self._round.traffic.rx if self._round else {}
         return sum(nbytes for link, nbytes in rx.items() if link != NETWORK)
@@ -100,6 +107,15 @@ class PeerWorker(Worker):
             self.board.break_edge(self.edge, describe(error))
         if work.later:
             self.rouse()
+
+    def stand_by(self) -> bool:
+        """In the caller's thread, unless the worker is at it. Raises DeviceError."""
+        if self._puller is None or not self._pulling.acquire(blocking=False):
+            return False
+        try:
+            return self._puller.stand_by()
+        finally:
+            self._pulling.release()
 
     def _work_of(self, round_: Round) -> _Work:
         """A lane runs the same program again and again."""
