@@ -95,6 +95,7 @@ STEPS = (
         "refit", "--device", "cuda", "--transport", "peer", "--model", "1GiB", "--repeats", "20")),
     Step("peer-fixed", 120, ("-m", "refitd.bench.fixed")),
     Step("peer-fixed-2", 120, ("-m", "refitd.bench.fixed", "--gpus", "2"), 2),
+    Step("peer-cold", 60, ("-m", "refitd.bench.fixed_cold"), 2),
     Step("peer-calls", 120, ("-m", "refitd.bench.fixed_calls")),
     Step("refit-peer-48gb", 180, _bench(
         "refit", "--device", "cuda", "--transport", "peer", "--model", "48GB", "--repeats", "7")),

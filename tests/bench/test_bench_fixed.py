@@ -1,8 +1,10 @@
 """What the benchmark of a mover's fixed cost makes of stamps; the refits themselves are those of `bench refit`."""
 
+import multiprocessing
+
 import pytest
 
-from refitd.bench import fixed, fixed_calls
+from refitd.bench import fixed, fixed_calls, fixed_cold
 from refitd.bench.party import BenchFailed
 from refitd.stamps import Stamp
 
@@ -48,3 +50,28 @@ def test_waking_a_thread_is_timed_and_the_thread_ends():
     fixed_calls._waking(document, 6)
     assert document["hot_us"]["waking a thread"] > 0
     assert document["cold_us"]["waking a thread"] > 0
+
+
+def _twice(pipe):
+    while pipe.recv():
+        pipe.send("done")
+
+
+def test_an_idle_card_is_timed_with_and_without_what_comes_before(monkeypatch):
+    """Another's work, the touch, the launch, the wait, in this order; the warm-ups are not counted."""
+    did = []
+    monkeypatch.setattr(fixed_cold, "WARM_UPS", 1)
+    one = [lambda name=name: did.append(name) for name in ("run", "wait", "ask", "touch")]
+    took = fixed_cold.timed(*one, repeats=2)
+    assert did == ["ask", "touch", "run", "wait"] * 3
+    assert fixed_cold.timed(*one[:2], None, None, 1).keys() == took.keys() == {"touch", "run", "sums", "all"}
+    assert did[12:] == ["run", "wait"] * 2
+    assert took["all"] >= max(took["run"], took["sums"]) >= 0
+
+
+def test_another_process_works_when_it_is_asked_to():
+    """And is gone afterwards."""
+    with fixed_cold.neighbour(_twice) as ask:
+        ask()
+        (child,) = multiprocessing.active_children()
+    assert not child.is_alive()
