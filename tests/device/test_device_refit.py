@@ -31,6 +31,7 @@ def test_the_benchmark_refits_on_a_device_phase_by_phase(tmp_path):
         assert 80 < sum(shares) < 120  # medians, of which each is of another round
         assert 0 < found[f"{label}_movers"]["value"] < found[f"{label}_publish_to_commit"]["value"]
     assert found["cuda_1GiB_movers_throughput"]["baseline"] == 486.0
+    assert (tmp_path / "touched").read_text()  # movers were told to stand by
 
 
 def test_a_shadow_on_the_device_is_filled_there_and_copied_at_once(tmp_path):
