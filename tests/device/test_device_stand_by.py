@@ -12,7 +12,6 @@ from refitd.errors import DeviceError
 from refitd.hook.wire import Connection, send
 from refitd.mover import child
 from refitd.mover.child import Reporter, obey
-from refitd.mover.cuda.device import Device
 
 HEARD = {"kind": "stand_by", "lane": "r0", "token": 1}
 
@@ -30,9 +29,9 @@ class FakeTouch:
 
 
 @pytest.fixture
-def one(rig, monkeypatch):
+def one(rig, gpu, monkeypatch):
     """A rig that has done a round, on a device that can be touched."""
-    monkeypatch.setattr(Device, "touch", lambda _device, tables: FakeTouch(tables))
+    monkeypatch.setattr(gpu.FakeDevice, "touch", lambda _device, tables: FakeTouch(tables))
     monkeypatch.setattr(child, "STAND_BY_SECONDS", 0.0)
     made = rig()
     made.mount()
