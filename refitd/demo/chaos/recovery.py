@@ -106,14 +106,14 @@ class Recovery:
 
 
 async def mover_dies(recovery: Recovery) -> Row:
-    """A mover of r1, whose ranks are on one node."""
+    """A mover of r1, whose ranks are on one node. The lane of r2 reads from it there, so it turns, too."""
     world = recovery.world
 
     def kill(fact: Fact) -> None:
         send(world, Signals.SIGKILL, Targets("a mover", movers=[fact["pid"]]))
 
     _, _, _, mark, began = await recovery.strike(kill, lambda fact: str(fact.get("key")).startswith("engine/r1/"))
-    return await recovery.timed(mark, began, {"r1"})
+    return await recovery.timed(mark, began, {"r1", "r2"})
 
 
 async def trainer_dies(recovery: Recovery) -> Row:
@@ -128,13 +128,13 @@ async def trainer_dies(recovery: Recovery) -> Row:
 
 
 async def engine_dies(recovery: Recovery) -> Row:
-    """An engine process of r1, back at once; from its return until its replica serves."""
+    """An engine process of r1, back at once; from its return until its replica serves. Only r0 never reads from it."""
     world = recovery.world
     victims = [client for client in world.scene.clients if client.name == "r1 rank 0"]
     end, _, _, mark, began = await recovery.strike(
         lambda _fact: send(world, Signals.SIGKILL, Targets("r1 rank 0", clients=victims))
     )
-    others = asyncio.create_task(recovery._served(mark, began, ["r0", "r2"]))
+    others = asyncio.create_task(recovery._served(mark, began, ["r0"]))
     await end()
     back = time.monotonic()
     served = await recovery._served(mark, back, ["r1"])
