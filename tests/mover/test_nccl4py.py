@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from refitd.errors import CommunicatorError
-from refitd.mover.nccl import nccl4py
+from refitd.mover.nccl import streams
 from refitd.mover.nccl.library import IN_PROGRESS, SETTLED, settle
 from refitd.mover.nccl.nccl4py import Nccl, _Comm
 
@@ -56,7 +56,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Nccl:
     """Without NCCL and without a GPU."""
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
-    monkeypatch.setattr(nccl4py, "_FREE", [])
+    monkeypatch.setattr(streams, "_free", {})
     made = Nccl.__new__(Nccl)
     flags = SimpleNamespace(ABORT=1, DEFAULT=0)
     made._core, made._results = SimpleNamespace(CommShrinkFlag=flags, NCCLConfig=lambda **_: None), RESULTS

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from refitd.errors import CommunicatorError
 from refitd.mover.device import bytes_at
+from refitd.mover.nccl import streams
 from refitd.mover.nccl.library import IN_PROGRESS, SETTLED, SPIN_PAUSE, Part, settle, usable
 
 ENQUEUE_SECONDS = 3.0
@@ -23,9 +23,7 @@ EVENT_SECONDS = 0.05  # usually far below a millisecond; connecting takes longer
 # Over NVLink 8 blocks reach 267 GB/s, 16 and 32 reach 366 and 372; but beside kernels that pack, which take their share
 # of the processors, 16 fall to 326 and 32 to 355 (``send_recv_*`` of `refitd bench refit --gpus 2`, nccl_steps.py).
 MAX_CTAS = 32
-# Streams of communicators that are gone, with their devices: new ones with each turn seem to cost 2 MiB for good.
-_FREE: list[tuple[str, Any]] = []
-_TAKING = threading.Lock()
+_USE = "nccl"  # of streams
 
 
 class Nccl:
@@ -94,7 +92,7 @@ class _Comm:
 
         self._library, self._comm, self._gone = library, comm, False
         self._device = f"cuda:{torch.cuda.current_device()}"
-        self._stream = _stream(self._device)
+        self._stream = streams.take(self._device, _USE)
 
     def state(self) -> str:
         if self._gone:
@@ -128,7 +126,7 @@ class _Comm:
         if not gone:
             with _errors("ncclCommAbort"):
                 self._comm.abort()
-            _FREE.append((self._device, self._stream))
+            streams.give(self._device, _USE, self._stream)
 
     def shrink(self, excluded: Sequence[int], broken: bool, name: str) -> _Comm:
         with _errors("ncclCommShrink"):
@@ -168,19 +166,6 @@ class _Work:
         if self._event is None:
             self._event = self._stream.record_event()
         return bool(self._event.query())
-
-
-def _stream(device: str) -> Any:
-    """One on which nothing runs: of a communicator that is gone, where there is one, else a new one."""
-    import torch
-
-    with _TAKING:
-        for kept in [*_FREE]:
-            if kept[0] == device and kept[1].query():
-                _FREE.remove(kept)
-                return kept[1]
-    make: Any = torch.cuda.Stream
-    return make(device=device)
 
 
 def _idle() -> None:

@@ -18,6 +18,7 @@ from refitd.mover.cuda.memory import DeviceMemory
 from refitd.mover.device import bytes_at
 from refitd.mover.kernels import Launch, Table, bucket_checksum, gather, reread, scatter
 from refitd.mover.memory import Memory
+from refitd.mover.nccl import streams
 from refitd.mover.nccl.batches import SLOTS, Batch
 from refitd.mover.round import Edge, Round
 from refitd.plan.execute import Bytes
@@ -55,14 +56,12 @@ class Sums:
 class _Side:
     """A stream of the device, or nothing at all where the device is the host."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, use: str) -> None:
         self.stream: Any = None
+        self._device, self._use = device.name, use
         if device.name != "cpu":
-            import torch
-
-            make: Any = torch.cuda.Stream
             with device_errors("make a stream"):
-                self.stream = make(device=device.name)
+                self.stream = streams.take(device.name, use)
 
     def active(self) -> contextlib.AbstractContextManager[Any]:
         if self.stream is None:
@@ -80,6 +79,11 @@ class _Side:
         if self.stream is not None:
             self.stream.wait_stream(other.stream)
 
+    def close(self) -> None:
+        """The stream serves another lane from here on."""
+        if self.stream is not None:
+            streams.give(self._device, self._use, self.stream)
+
 
 class Staging:
     """Used by one thread, whose device is active."""
@@ -88,7 +92,8 @@ class Staging:
         self._device = device
         self._slots: dict[tuple[Edge, int], Any] = {}
         self._kept: dict[tuple[object, ...], tuple[Launch, Program, DeviceMemory]] = {}
-        self._packing, self._unpacking, self._reading = _Side(device), _Side(device), _Side(device)
+        sides = self._sides = [_Side(device, use) for use in ("pack", "unpack", "read")]
+        self._packing, self._unpacking, self._reading = sides
 
     def slot(self, edge: Edge, step: int, nbytes: int) -> int:
         """Address of the edge's buffer for ``step``, of at least ``nbytes``. Raises DeviceError."""
@@ -101,9 +106,11 @@ class Staging:
         return int(self._slots[key].data_ptr())
 
     def close(self) -> None:
-        """Let go of all device memory, now: whoever still knows us is no reason to keep it."""
+        """Let go of all device memory, now: whoever still knows us is no reason to keep it. All work is done."""
         self._slots.clear()
         self._kept.clear()
+        while self._sides:
+            self._sides.pop().close()
 
     def spare(self) -> int:
         """Bytes that buffers of one direction may take here at most: others live on the device, too."""
