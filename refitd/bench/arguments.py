@@ -42,6 +42,9 @@ def make_parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         "--width", nargs="+", choices=("contiguous", "512", "128"), default=["contiguous"],
         help="with --gpus: bytes of a row",
     )  # fmt: skip
+    refit.add_argument(
+        "--per-card", type=int, default=1, metavar="N", help="with --gpus: so many of a layout's cards are one"
+    )
     refit.add_argument("--rivals", choices=("all", "copies", "none"), default="all", help="with --gpus (default: all)")
     refit.add_argument("--repeats", type=int, default=15, metavar="N", help="timed repeats (default: %(default)s)")
     refit.add_argument("--json", action="store_true", help="one JSON object on the last line of stdout")
@@ -58,6 +61,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     arguments.argv = list(argv or ())[1:]
     if arguments.gpus not in (None, "all") and not arguments.gpus.isdigit():
         refit.error("--gpus: a number, or all")
+    if arguments.per_card < 1:
+        refit.error("--per-card: at least 1")
+    if arguments.per_card > 1 and arguments.rivals != "none":
+        refit.error("--per-card: with --rivals none, which would need a card each")
     on_device = arguments.device == "cuda"
     if arguments.gpus and not on_device:
         refit.error("--gpus: with --device cuda")

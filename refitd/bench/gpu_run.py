@@ -140,6 +140,10 @@ STEPS = (
     Step("cards2-kill-source-nccl", 60, _card_fault("kill", "one_to_one", "nccl", "4GB", "trainer/run/0"), 2),
     Step("cards4-kill-source-nccl", 60, _card_fault("kill", "tp2_to_2xtp1", "nccl", "4GB", "trainer/run/1"), 4),
     Step("cards4-kill-mate-nccl", 60, _card_fault("kill", "tp2_to_tp2", "nccl", "4GB"), 4),
+    Step("cards8-on-2-nccl", 120, _cards(
+        8, "nccl", "--size", "16MiB", "--width", "512", "--repeats", "3", "--rivals", "none", "--per-card", "4"), 2),
+    Step("cards8-on-2-kill-nccl", 60, _card_fault("kill", "four_to_four", "nccl", "256MiB", "per-card=4"), 2),
+    Step("cards8-on-2-leave", 60, _card_fault("leave", "four_to_four", "nccl", "16MiB", "per-card=4"), 2),
     Step("repair-4", 120, _bench("repair", "--device", "cuda", "--gpus", "4", "--repeats", "3"), 4),
     Step("cards4-try", 60, _cards(4, "peer", "--size", "1GiB", "--width", "512", "--repeats", "3"), 4),
     Step("cards4-nccl", 90, _cards(4, "nccl", "--size", "4GB", "--width", "512", "--repeats", "5"), 4),

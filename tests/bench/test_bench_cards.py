@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from refitd.bench.arguments import parse
-from refitd.bench.cards import layouts, measure, nvlink, rivals
+from refitd.bench.cards import card, layouts, measure, nvlink, rivals
 from refitd.bench.cards.contest import crossing
 from refitd.bench.cards.layouts import SCENES, Scene
 from refitd.bench.models import exact, fill
@@ -165,3 +165,23 @@ def test_a_layout_of_other_cards_is_refused(capsys: pytest.CaptureFixture[str]) 
     words = ["refit", "--device", "cuda", "--gpus", "2", "--layout", "tp2_to_tp2", "--json"]
     assert measure.run(parse(words)) == 1
     assert '"reason": "--layout: 2 cards have one_to_one, rows_to_cols"' in capsys.readouterr().out
+
+
+def test_cards_of_a_layout_may_be_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Halves of a layout for eight on two cards: the trainers' domain is one of them, the engines' the other."""
+    monkeypatch.setenv(card.PER_CARD, "1")
+    assert [card.real(number) for number in range(3)] == [0, 1, 2]
+    card.share(4)
+    assert [card.real(number) for number in range(8)] == [0, 0, 0, 0, 1, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [(["--per-card", "0"], "--per-card: at least 1"), (["--per-card", "4"], "--per-card: with --rivals none")],
+)
+def test_cards_that_are_one_have_no_rivals(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Baselines need a card for each rank."""
+    with pytest.raises(SystemExit) as ended:
+        parse(["refit", "--device", "cuda", "--gpus", "8", *words])
+    assert ended.value.code == 2
+    assert says in capsys.readouterr().err

@@ -1,7 +1,9 @@
-"""A refit over several cards with a fault in it: card_faults.py FAULT LAYOUT TRANSPORT SIZE [VICTIM]. Prints one JSON.
+"""A refit over several cards with a fault in it: card_faults.py FAULT LAYOUT TRANSPORT SIZE [VICTIM] [per-card=N].
 
+Prints one JSON.
 ``kill``, ``stop``: SIGKILL, SIGSTOP for the mover of VICTIM (a rank key; else the last engine), half of the movers'
 usual time after it has begun; ``missed`` says that it was done by then.
+``per-card``: so many of the layout's cards are one.
 ``leave``: the last replica leaves, is done without, and joins again. Everything is on the fake GPU where
 ``REFITD_FAKE_GPU`` says so. Times are seconds; ``events``: what the daemons logged, milliseconds after the fault.
 """
@@ -23,7 +25,7 @@ if faults.FAKE:
     import fake_bench  # noqa: F401  makes tensors of the fake GPU's memory
 
 from refitd.bench import on_device
-from refitd.bench.cards import contest, layouts, measure
+from refitd.bench.cards import card, contest, layouts, measure
 from refitd.bench.party import Process, ask_all
 from refitd.testing import wait_until
 
@@ -183,7 +185,8 @@ def part(one, keys, step):
 
 
 def main():
-    what, layout, transport, size, *more = sys.argv[1:]
+    what, layout, transport, size, *more = [word for word in sys.argv[1:] if not word.startswith("per-card=")]
+    card.share(next((int(word.partition("=")[2]) for word in sys.argv if word.startswith("per-card=")), 1))
     scene = next(scene for scene in layouts.SCENES if scene.name == layout)
     cell = measure.Cell(scene, transport, size, "512")
     victim = more[0] if more else scene.engines[-1].key

@@ -24,7 +24,7 @@ class Copier(on_device.Copier):
 
 
 def use(number):
-    fake_gpu.use(number)
+    fake_gpu.use(card.real(number))
     return torch.device("cpu")
 
 

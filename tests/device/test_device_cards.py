@@ -55,6 +55,19 @@ def test_each_byte_enters_a_node_once(tmp_path):
     assert sum(nbytes for edge, nbytes in edges.items() if edge.endswith("peer")) == 2 << 20
 
 
+def test_a_layout_for_eight_on_two_cards(tmp_path):
+    """Ranks that share a card are hosts of their own for NCCL; still each byte enters the engines' domain once."""
+    arguments = ["refit", "--device", "cuda", "--gpus", "8", "--per-card", "4", "--transport", "nccl", "--layout"]
+    arguments += ["four_to_four", "--size", "1MiB", "--width", "512", "--rivals", "none", "--repeats", "2", "--json"]
+    found = run(tmp_path, "fake_bench.py", *arguments, REFITD_NO_ETCD="1")
+    assert (found["ok"], found["failed"]) == (True, {})
+    rows = {row["name"]: row for row in found["rows"]}
+    network = rows["four_to_four_nccl_1MiB_512_network_bytes"]
+    assert network["value"] == network["baseline"] == (4 << 20) / 1e6
+    edges = found["facts"]["four_to_four_nccl_1MiB_512"]["edges"]
+    assert sum(nbytes for edge, nbytes in edges.items() if edge.endswith("peer")) == 3 * (4 << 20)
+
+
 def test_a_mover_that_is_killed_leaves_the_other_replica_alone(tmp_path):
     """Which commits; the killed one's replica gets what is left, and the next refit is undisturbed."""
     found = run(tmp_path, "card_faults.py", "kill", "tp2_to_2xtp1", "peer", "16MiB")

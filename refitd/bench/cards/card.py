@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,12 +11,23 @@ import torch
 from torch import Tensor
 
 BACKEND = "nccl"  # of torch.distributed between cards
+PER_CARD = "REFITD_BENCH_PER_CARD"
+
+
+def share(per_card: int) -> None:
+    """From here on, also in processes that are begun later: so many of a layout's cards are one."""
+    os.environ[PER_CARD] = str(per_card)
+
+
+def real(card: int) -> int:
+    """The card that a layout's card is."""
+    return card // int(os.environ.get(PER_CARD, "1"))
 
 
 def use(card: int) -> torch.device:
-    """Work on that card from here on, in this process."""
-    torch.cuda.set_device(card)
-    return torch.device("cuda", card)
+    """Work on that card of the layout from here on, in this process."""
+    torch.cuda.set_device(real(card))
+    return torch.device("cuda", real(card))
 
 
 def lent(numel: int, where: torch.device) -> Tensor:

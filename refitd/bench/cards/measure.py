@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from refitd.bench import moments, on_device, outcome, rows
-from refitd.bench.cards import layouts, nvlink, rivals
+from refitd.bench.cards import card, layouts, nvlink, rivals
 from refitd.bench.cards.contest import BUCKET_BYTES, NCCL, Edges, Settings, crossing, refit
 from refitd.bench.cards.layouts import Model, Scene
 from refitd.bench.machine import commit, machine
@@ -79,7 +79,8 @@ def run(arguments: argparse.Namespace) -> int:
     if not (wanted := cells(cards, arguments)):
         known = ", ".join(scene.name for scene in layouts.scenes(cards))
         return outcome.failed(BenchFailed(f"--layout: {cards} cards have {known}"), arguments.json)
-    where |= nvlink.Links(cards).facts()
+    card.share(arguments.per_card)
+    where |= nvlink.Links(cards // arguments.per_card).facts()
     document: dict[str, Any] = {
         "ok": True, "rows": [], "failed": {}, "facts": {}, "machine": where,
         "repeats": arguments.repeats, "commit": commit(), "command": outcome.command("refit", arguments.argv),
@@ -224,9 +225,9 @@ def _counted(cell: Cell, found: Refits) -> list[Row]:
     """Bytes by the daemons' count, next to NVLink's and the least that there could be."""
     out, into = crossing(cell.scene, found.edges)
     made = []
-    for card, (sent, received) in enumerate(found.links):
-        made.append(_rate(f"{cell.name}_card{card}_sent", out[card] / 1e6, sent / 1e6, "MB"))
-        made.append(_rate(f"{cell.name}_card{card}_received", into[card] / 1e6, received / 1e6, "MB"))
+    for number, (sent, received) in enumerate(found.links):
+        made.append(_rate(f"{cell.name}_card{number}_sent", out[number] / 1e6, sent / 1e6, "MB"))
+        made.append(_rate(f"{cell.name}_card{number}_received", into[number] / 1e6, received / 1e6, "MB"))
     if cell.transport != "peer" and cell.scene.nodes > 1:
         least = layouts.network_bytes_min(cell.scene, cell.model())
         made.append(_rate(f"{cell.name}_network_bytes", found.network_bytes / 1e6, least / 1e6, "MB"))
