@@ -88,6 +88,8 @@ STEPS = (
     Step("mover-nccl", 120, _bench("mover", "--device", "cuda", "--transport", "nccl")),
     Step("bad-luck", 120, _bad_luck("illegal", "garbage", "dead", "no-peer", "oom")),
     Step("bad-luck-nccl", 90, _bad_luck("oom-nccl", "versions")),
+    Step("pack", 150, _bench("pack", "--device", "cuda", "--only", "kernels", "--repeats", "10")),
+    Step("pack-pulls", 120, _bench("pack", "--device", "cuda", "--only", "processes", "--repeats", "10")),
     Step("refit-peer-small", 90, _bench(
         "refit", "--device", "cuda", "--transport", "peer", "--model", "small", "--repeats", "20")),
     Step("refit-peer-256mib", 90, _bench(
