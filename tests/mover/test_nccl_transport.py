@@ -283,7 +283,7 @@ def test_payloads_that_lie_apart_are_received_one_by_one() -> None:
     from contextlib import ExitStack
 
     from refitd.mover.nccl.batches import Batch
-    from refitd.mover.nccl.promises import Incoming
+    from refitd.mover.nccl.steps import Incoming
     from refitd.plan.program import Bucket
 
     edge = TRAINERS[0], ENGINES[0]

@@ -10,10 +10,11 @@ from refitd.errors import CommunicatorError, TransportError
 from refitd.mover.board import Board
 from refitd.mover.cuda.device import Device
 from refitd.mover.nccl.batches import MOST_BYTES, SLOTS, cut, next_size, room
-from refitd.mover.nccl.library import SPIN_PAUSE, SPIN_SECONDS, Communicator, Library, Part, Work, finish, settle
+from refitd.mover.nccl.library import SPIN_PAUSE, SPIN_SECONDS, Communicator, Library, Part, finish, settle
 from refitd.mover.nccl.links import Links
-from refitd.mover.nccl.promises import Incoming, Outgoing, Promises
+from refitd.mover.nccl.promises import Promises
 from refitd.mover.nccl.staging import Staging
+from refitd.mover.nccl.steps import Flight, Incoming, Outgoing
 from refitd.mover.nccl.together import Together, new_ids
 from refitd.mover.round import Edge, Round, Stopped
 from refitd.mover.transport.worker import Worker
@@ -23,20 +24,6 @@ from refitd.stamps import stamp
 REVOKE_SECONDS = 1.0
 PROBE_SECONDS = 0.5
 WARM_BYTES = 64
-
-
-class _Flight:
-    """One step on the wire, and until all its buckets are known to have come or not."""
-
-    def __init__(self, work: Work, sends: Sequence[Outgoing], receives: Sequence[Incoming]) -> None:
-        self.work, self.sends, self.receives = work, sends, receives
-        self.landed = False
-        self.edges = [*(one.edge for one in sends), *(one.edge for one in receives)]
-
-    @property
-    def over(self) -> bool:
-        trailed = all(one.trailed for one in self.sends)
-        return self.landed and trailed and all(one.checked for one in self.receives)
 
 
 class Driver(Worker):
@@ -56,7 +43,7 @@ class Driver(Worker):
         self._staging: Staging | None = None
         self._held: list[Incoming] = []  # receives that NCCL may be writing into
         self._lent: list[Outgoing] = []  # sends that kernels may be packing
-        self._flights: deque[_Flight] = deque()
+        self._flights: deque[Flight] = deque()
         self._since = 0.0  # when the first of them became the first
         self._sizes: dict[Edge, int] = {}  # what a step of an edge may have
 
@@ -212,7 +199,7 @@ class Driver(Worker):
         if not self._flights:
             self._since = time.monotonic()
         work = self._comms.of(step).exchange(outgoing, incoming, after)
-        self._flights.append(_Flight(work, sends, receives))
+        self._flights.append(Flight(work, sends, receives))
         stamp("nccl.begun", self.board.facts.rank)
 
     def _drain(self, most: int) -> None:
@@ -245,7 +232,7 @@ class Driver(Worker):
             self._blame(self._flights[0].edges, CommunicatorError("exchange", f"no end within {seconds:g} s"))
         return bool(self._flights)
 
-    def _advance(self, flight: _Flight, may_land: bool) -> bool:
+    def _advance(self, flight: Flight, may_land: bool) -> bool:
         """Say trailers, unpack, count; whether it has landed. Steps land in order."""
         if not flight.landed and may_land and flight.work.done():
             flight.landed = True
@@ -263,12 +250,12 @@ class Driver(Worker):
                 self._count_sent(flight)
         return flight.landed
 
-    def _count_sent(self, flight: _Flight) -> None:
+    def _count_sent(self, flight: Flight) -> None:
         for bucket in (bucket for sent in flight.sends for bucket in sent.batch.buckets):
             self._round.count_tx(bucket.link, bucket.nbytes)
             self._round.mark_sent(bucket)
 
-    def _resize(self, flight: _Flight, seconds: float) -> None:
+    def _resize(self, flight: Flight, seconds: float) -> None:
         for sent in flight.sends:
             self._sizes[sent.edge] = next_size(self._sizes.get(sent.edge, MOST_BYTES), MOST_BYTES, seconds)
 

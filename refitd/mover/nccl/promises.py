@@ -15,67 +15,15 @@ from typing import Any
 from refitd.errors import InputError, TransportError
 from refitd.mover.board import Board
 from refitd.mover.cuda.memory import DeviceMemory
-from refitd.mover.memory import Memory
 from refitd.mover.nccl.batches import Batch
-from refitd.mover.nccl.library import Part
 from refitd.mover.nccl.links import Links
 from refitd.mover.nccl.staging import Staging, Sums
+from refitd.mover.nccl.steps import Incoming, Outgoing
 from refitd.mover.round import Edge, Round, Stopped
 from refitd.plan.program import Bucket
 
 SUPERSEDED = "the round is over at its destination"
 _HEX = 16  # digits of a checksum
-
-
-class Outgoing:
-    """A step's buckets for one edge: being packed, announced, sent; ``trailed`` once their trailer has been said."""
-
-    def __init__(self, edge: Edge, batch: Batch, address: int, sums: Sums, memory: Memory, hold: ExitStack) -> None:
-        self.edge, self.batch, self.address, self.sums, self.memory = edge, batch, address, sums, memory
-        self.whole, self.trailed = False, False
-        self._hold = hold
-
-    def parts(self, peer: int) -> list[Part]:
-        return _parts(self.batch, peer, self.batch.places(self.address), self.whole)
-
-    def release(self) -> None:
-        """Let go of lent memory, when nothing reads it any more."""
-        with self._hold:
-            self.sums.settle()
-
-
-class Incoming:
-    """A step's buckets that may come. Straight into mounted memory where they are ``in_place``: it is held meanwhile.
-
-    ``checked`` once they have counted, or never will.
-    """
-
-    def __init__(self, edge: Edge, batch: Batch, places: Mapping[int, int], hold: ExitStack | None) -> None:
-        self.edge, self.batch, self.places, self.in_place = edge, batch, places, hold is not None
-        close = list(places.values()) == list(batch.places(places[batch.buckets[0].id]).values())
-        self.whole = close and (hold is None or batch.extent == batch.payload)  # a gap in a buffer may be written
-        self.found: tuple[Sums, Sums | None] | None = None
-        self.checked = False
-        self._hold = hold or ExitStack()
-
-    def parts(self, peer: int) -> list[Part]:
-        return _parts(self.batch, peer, self.places, self.whole)
-
-    def keep(self, hold: ExitStack) -> None:
-        """Let go of ``hold``, too, at the end."""
-        self._hold.push(hold)
-
-    def release(self) -> None:
-        with self._hold:
-            for sums in self.found or ():
-                if sums is not None:
-                    sums.settle()
-
-
-def _parts(batch: Batch, peer: int, places: Mapping[int, int], whole: bool) -> list[Part]:
-    if whole:
-        return [Part(peer, places[batch.buckets[0].id], batch.extent)]
-    return [Part(peer, places[bucket.id], bucket.nbytes) for bucket in batch.buckets]
 
 
 class Promises:

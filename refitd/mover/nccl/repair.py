@@ -70,135 +70,115 @@ def repair(
     ``deadline``: seconds for each method. ``scratch``: address of 128 bytes of the device. ``counted`` is told method
     and seconds. Raises CommunicatorError where a fresh one fails, too. ``old`` is gone in every case.
     """
-    began, clock, comm, refused = time.monotonic(), _Clock(), None, ""
+    one, began, comm, refused = _Repair(library, change, meeting, deadline, scratch), time.monotonic(), None, ""
     if change.method != FRESH:
-        comm, refused = _attempt(library, old, change, meeting, deadline, scratch, clock)
+        comm, refused = one.attempt(old)
     if comm is not None:
-        _abort(old, clock)
-        done = Repaired(comm, change.method, clock.seconds)
+        one.abort(old)
+        done = Repaired(comm, change.method, one.seconds)
     else:
-        _stop(old, clock)
-        done = Repaired(_fresh(library, change, meeting, deadline, scratch, clock), FRESH, clock.seconds, refused)
+        one.stop(old)
+        done = Repaired(one.fresh(), FRESH, one.seconds, refused)
     counted(done.method, time.monotonic() - began)
     return done
 
 
-class _Clock:
-    """Seconds by step."""
+class _Repair:
+    """At one rank. ``seconds`` by step."""
 
-    def __init__(self) -> None:
+    def __init__(self, library: Library, change: Change, meeting: Meeting, deadline: float, scratch: int) -> None:
+        self._library, self._change, self._meeting = library, change, meeting
+        self._deadline, self._scratch = deadline, scratch
         self.seconds: dict[str, float] = {}
 
     @contextlib.contextmanager
-    def step(self, name: str) -> Iterator[None]:
+    def _step(self, name: str) -> Iterator[None]:
         began = time.monotonic()
         try:
             yield
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - began
 
+    def attempt(self, old: Communicator | None) -> tuple[Communicator | None, str]:
+        """The fast way, or why it is not to be. All ranks must have come to its end, or none takes it."""
+        method, comm, why = self._change.method, None, ""
+        try:
+            with self._step(method):
+                comm = self._shrunk(old) if method == SHRINK else self._grown(old)
+            self._ring(comm)
+        except CommunicatorError as error:
+            why = str(error)
+        if self._meeting.agree(method, not why, self._deadline):
+            return comm, ""
+        self.abort(comm)
+        return None, why or f"{method} failed at another rank"
 
-def _attempt(
-    library: Library,
-    old: Communicator | None,
-    change: Change,
-    meeting: Meeting,
-    deadline: float,
-    scratch: int,
-    clock: _Clock,
-) -> tuple[Communicator | None, str]:
-    """The fast way, or why it is not to be. All ranks must have come to its end, or none takes it."""
-    comm, why = None, ""
-    try:
-        with clock.step(change.method):
-            comm = (_shrink if change.method == SHRINK else _grow)(library, old, change, meeting, deadline)
-        with clock.step("first transfer"):
-            _ring(comm, change, scratch, deadline)
-    except CommunicatorError as error:
-        why = str(error)
-    if meeting.agree(change.method, not why, deadline):
-        return comm, ""
-    _abort(comm, clock)
-    return None, why or f"{change.method} failed at another rank"
+    def _shrunk(self, old: Communicator | None) -> Communicator:
+        if old is None:
+            raise CommunicatorError(SHRINK, "there is nothing to shrink")
+        return self._made(SHRINK, old.shrink(self._change.gone, self._change.died, "refit-shrunk"), old)
 
+    def _grown(self, old: Communicator | None) -> Communicator:
+        size, rank = self._change.size, self._change.rank
+        if numbers(self._library.version) < GROWS_FROM:
+            raise CommunicatorError(GROW, f"NCCL {self._library.version} cannot")
+        if old is None:
+            id_ = bytes.fromhex(self._meeting.hear("grow id", self._deadline))
+            return self._made(GROW, self._library.join(size, rank, id_, "refit-grown"))
+        told = None
+        if rank == 0:
+            told = old.grow_id()
+            self._meeting.tell("grow id", told.hex())
+        return self._made(GROW, old.grow(size, told, "refit-grown"), old)
 
-def _shrink(
-    library: Library, old: Communicator | None, change: Change, meeting: Meeting, deadline: float
-) -> Communicator:
-    del library, meeting
-    if old is None:
-        raise CommunicatorError(SHRINK, "there is nothing to shrink")
-    comm = old.shrink(change.gone, change.died, "refit-shrunk")
-    return _made(SHRINK, comm, deadline, old)
+    def fresh(self) -> Communicator:
+        """Raises CommunicatorError."""
+        size, rank = self._change.size, self._change.rank
+        with self._step(FRESH):
+            if rank == 0:
+                self._meeting.tell("id", self._library.unique_id().hex())
+            id_ = bytes.fromhex(self._meeting.hear("id", self._deadline))
+            comm = self._made(FRESH, self._library.init(size, rank, id_, "refit-fresh"))
+        try:
+            self._ring(comm)
+        except CommunicatorError:
+            self.abort(comm)
+            raise
+        return comm
 
+    def _made(self, what: str, comm: Communicator, old: Communicator | None = None) -> Communicator:
+        """``comm`` once it is there; one that does not come about is aborted, so that nothing of it is left."""
+        try:
+            settle(what, [comm] if old is None else [old, comm], self._deadline, _idle)
+        except CommunicatorError:
+            with contextlib.suppress(CommunicatorError):
+                comm.abort()
+            raise
+        return comm
 
-def _grow(
-    library: Library, old: Communicator | None, change: Change, meeting: Meeting, deadline: float
-) -> Communicator:
-    if numbers(library.version) < GROWS_FROM:
-        raise CommunicatorError(GROW, f"NCCL {library.version} cannot")
-    if old is None:
-        comm = library.join(change.size, change.rank, bytes.fromhex(meeting.hear("grow id", deadline)), "refit-grown")
-        return _made(GROW, comm, deadline)
-    id_ = None
-    if change.rank == 0:
-        id_ = old.grow_id()
-        meeting.tell("grow id", id_.hex())
-    comm = old.grow(change.size, id_, "refit-grown")
-    return _made(GROW, comm, deadline, old)
+    def _ring(self, comm: Communicator) -> None:
+        """A few bytes from each rank to the next: connections are made now."""
+        size, rank = self._change.size, self._change.rank
+        with self._step("first transfer"):
+            if size < 2:
+                return
+            sends = [Part((rank + 1) % size, self._scratch, 64)]
+            receives = [Part((rank - 1) % size, self._scratch + 64, 64)]
+            finish("first transfer", comm.exchange(sends, receives), self._deadline, _idle)
 
+    def stop(self, old: Communicator | None) -> None:
+        """Revoke first: an abort after it takes 4 ms where alone it takes half a second."""
+        if old is None:
+            return
+        with self._step("revoke"), contextlib.suppress(CommunicatorError):
+            old.revoke()
+            settle("revoke", [old], REVOKE_SECONDS, _idle)
+        self.abort(old)
 
-def _fresh(
-    library: Library, change: Change, meeting: Meeting, deadline: float, scratch: int, clock: _Clock
-) -> Communicator:
-    with clock.step(FRESH):
-        if change.rank == 0:
-            meeting.tell("id", library.unique_id().hex())
-        id_ = bytes.fromhex(meeting.hear("id", deadline))
-        comm = _made(FRESH, library.init(change.size, change.rank, id_, "refit-fresh"), deadline)
-    try:
-        with clock.step("first transfer"):
-            _ring(comm, change, scratch, deadline)
-    except CommunicatorError:
-        _abort(comm, clock)
-        raise
-    return comm
-
-
-def _made(what: str, comm: Communicator, deadline: float, old: Communicator | None = None) -> Communicator:
-    """``comm`` once it is there; one that does not come about is aborted, so that nothing of it is left."""
-    try:
-        settle(what, [comm] if old is None else [old, comm], deadline, _idle)
-    except CommunicatorError:
-        with contextlib.suppress(CommunicatorError):
-            comm.abort()
-        raise
-    return comm
-
-
-def _ring(comm: Communicator, change: Change, scratch: int, deadline: float) -> None:
-    """A few bytes from each rank to the next: connections are made now."""
-    if change.size < 2:
-        return
-    following, before = (change.rank + 1) % change.size, (change.rank - 1) % change.size
-    work = comm.exchange([Part(following, scratch, 64)], [Part(before, scratch + 64, 64)])
-    finish("first transfer", work, deadline, _idle)
-
-
-def _stop(old: Communicator | None, clock: _Clock) -> None:
-    """Revoke first: an abort after it takes 4 ms where alone it takes half a second."""
-    if old is None:
-        return
-    with clock.step("revoke"), contextlib.suppress(CommunicatorError):
-        old.revoke()
-        settle("revoke", [old], REVOKE_SECONDS, _idle)
-    _abort(old, clock)
-
-
-def _abort(comm: Communicator | None, clock: _Clock) -> None:
-    if comm is not None:
-        with clock.step("abort"), contextlib.suppress(CommunicatorError):
-            comm.abort()
+    def abort(self, comm: Communicator | None) -> None:
+        if comm is not None:
+            with self._step("abort"), contextlib.suppress(CommunicatorError):
+                comm.abort()
 
 
 def methods(version: str, left: Sequence[int], joined: int, died: bool) -> str:
