@@ -87,6 +87,7 @@ STEPS = (
     Step("mover-peer", 120, _bench("mover", "--device", "cuda", "--transport", "peer")),
     Step("mover-nccl", 120, _bench("mover", "--device", "cuda", "--transport", "nccl")),
     Step("bad-luck", 120, _bad_luck("illegal", "garbage", "dead", "no-peer", "oom")),
+    Step("bad-luck-hung", 70, _bad_luck("hung")),
     Step("bad-luck-nccl", 90, _bad_luck("oom-nccl", "versions")),
     Step("pack", 150, _bench("pack", "--device", "cuda", "--only", "kernels", "--repeats", "10")),
     Step("pack-pulls", 120, _bench("pack", "--device", "cuda", "--only", "processes", "--repeats", "10")),

@@ -237,6 +237,10 @@ class Mover:
             lane.heed_store(self._store_away)
 
     def _ping(self, message: Message, _fds: list[int]) -> None:
+        """No answer where a device hangs, as where this thread waits for it itself: the daemon starts another mover."""
+        if hung := [name for name, lane in self._lanes.items() if lane.hung]:
+            print(f"mover {self.key}: a launch for {', '.join(hung)} does not end", file=sys.stderr)  # noqa: T201
+            return
         self._send({"kind": "pong", "n": message["n"]})
 
     # -- helpers

@@ -113,6 +113,11 @@ class Lane:
         """A run is to come within moments; False where nothing can be done for it. Raises DeviceError."""
         return not self._board.broken and self._peer.stand_by()
 
+    @property
+    def hung(self) -> bool:
+        """Whether it waits for a device that will not answer any more."""
+        return self._peer.hung
+
     def heed_store(self, away: bool) -> None:
         """Count no time against neighbours while ``away``."""
         self._board.store_away = away

@@ -6,8 +6,9 @@ refit committed when luck is better, and one more, both compared bit by bit. Tra
 all the while.
 
 oom, oom-nccl: another process has filled the card when staging is first needed. illegal: a kernel runs on addresses
-where nothing is. garbage, dead: a trainer lends a handle that is none, or that of a process that has ended. no-peer:
-the driver refuses peer access (planted: one card cannot show it). versions: two nodes with other versions of NCCL.
+where nothing is. hung: one does not end. garbage, dead: a trainer lends a handle that is none, or that of a process
+that has ended. no-peer: the driver refuses peer access (planted: one card cannot show it). versions: two nodes with
+other versions of NCCL.
 """
 
 from __future__ import annotations
@@ -83,6 +84,7 @@ CASES = {
         r"DeviceError: move buckets: \w+: CUDA error: an illegal memory access", ENGINES[:1],
         _mark("illegal", ENGINES[0]),
     ),
+    "hung": Case("it did not answer a ping in time", ENGINES[:1], _mark("hung", ENGINES[0])),
     "garbage": Case(CANNOT_OPEN, ENGINES, _mark("lie", "garbage"), _mark("heal"), do="lying"),
     "dead": Case(CANNOT_OPEN, ENGINES, _deceased, _mark("heal"), do="lying"),
     "no-peer": Case(

@@ -1,6 +1,7 @@
 """Bad luck on order, in daemons and movers of the device scripts (by ``sitecustomize``), on a real card and on a fake.
 
 Files in ``$REFITD_PLANTS``: ``illegal`` names the rank whose mover next runs a kernel on addresses where nothing is;
+``hung`` the one whose next kernel does not end;
 ``no-peer`` is there while no card may reach another (``GPU-far`` is always another). ``$REFITD_PLANT_NCCL`` is the
 version of NCCL that a daemon finds. ``$REFITD_PLANT_CONSTANTS``: ``module.NAME=VALUE`` below refitd, with commas.
 """
@@ -10,9 +11,11 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import time
 from pathlib import Path
 
 NOWHERE = 1 << 40
+CYCLES = 1 << 43  # of a card, at 2 GHz somewhat more than an hour
 REFUSED = "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED"
 
 
@@ -28,6 +31,16 @@ def install():
 
         found = wiring.library_versions
         wiring.library_versions = lambda: {**found(), "nccl": version}
+
+
+def _hang(device):
+    """For an hour, on a card by a kernel for whose end the mover then waits."""
+    if device == "cpu":
+        time.sleep(3600)
+        return
+    import torch
+
+    torch.cuda._sleep(CYCLES)
 
 
 def constants():
@@ -46,6 +59,10 @@ def _plant_kernel(folder):
     from refitd.mover.cuda import pull
 
     def run(round_, armed, made=pull._run):
+        hung = folder / "hung"
+        if hung.exists() and hung.read_text() == armed.own.key:
+            hung.unlink()
+            _hang(armed.own.device.name)
         told, own = folder / "illegal", armed.own
         if told.exists() and told.read_text() == own.key:
             told.unlink()

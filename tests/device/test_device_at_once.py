@@ -1,16 +1,19 @@
 """Rounds for which nothing is to be prepared are moved by the thread that heard of them, under the same rules."""
 
+import socket
 import threading
 
 import pytest
 from pull_rig import OWNERS, READER, failures
 
 from refitd.errors import DeviceError
+from refitd.hook.wire import Connection, send
+from refitd.mover.child import Reporter, obey
 from refitd.mover.cuda import pull
 from refitd.mover.cuda.memory import DeviceMemory
 from refitd.mover.kernels import Launch
 from refitd.mover.transport import peer
-from refitd.mover.transport.peer import PeerWorker
+from refitd.mover.transport.peer import PeerTransport, PeerWorker
 
 
 @pytest.fixture
@@ -154,3 +157,106 @@ def test_an_error_that_nobody_foresaw_breaks_the_edge(one, monkeypatch):
         message = one.said.get(timeout=10)
     assert message["edge"] == [READER, READER]
     assert message["reason"].startswith("KeyError: 'nobody' (broken:")
+
+
+def test_what_a_worker_that_was_awake_has_brought_is_not_brought_again(one, monkeypatch):
+    """It may take the round up first: a bucket that counts twice makes the round one that never lands."""
+    at_once = PeerWorker.move_at_once
+
+    def late(worker, round_):
+        worker._run(round_)
+        at_once(worker, round_)
+
+    monkeypatch.setattr(PeerWorker, "move_at_once", late)
+    one.run(attempt=2)
+    assert sum(one.wait("done")["rx"].values()) == 1536
+    assert one.round().landed()
+    assert len(one.ran) == 1
+
+
+def test_an_edge_that_fails_before_anything_is_moved_leaves_the_others_to_the_worker(one, monkeypatch):
+    """The round was left to the commands' thread, for which it is no round like the last any more."""
+    hurry = PeerTransport.hurry
+    monkeypatch.setattr(
+        PeerTransport,
+        "hurry",
+        lambda peer, round_: round_.fail((OWNERS[0], READER), "by a test") or hurry(peer, round_),
+    )
+    one.run(attempt=2)
+    with one.round().cond:
+        assert one.round().cond.wait_for(lambda: one.round().verified == {4, 5, 6, 7}, 30)
+    assert one.roused == [(READER, READER)]
+    assert failures(one, 1)[0] == {(OWNERS[0], READER): "by a test"}
+
+
+def test_whether_a_round_is_like_the_last_may_be_asked_while_another_is_pulled(one, monkeypatch):
+    """What is forgotten between two looks at it was there at the first."""
+    puller = one.mover._lanes["r0"]._peer._worker._puller
+    looks = iter([puller._whole])
+    buckets = puller._whole[0]
+    monkeypatch.setattr(pull.Puller, "_whole", property(lambda _puller: next(looks, None)), raising=False)
+    assert puller.is_ready(one.round(), buckets)
+    assert not puller.is_ready(one.round(), buckets)
+
+
+@pytest.fixture
+def hang(monkeypatch):
+    """Launches do not end before `set` is called on what this gives; ``reached`` once one has begun."""
+    ended, checksums = threading.Event(), Launch.checksums
+    ended.reached = threading.Event()
+
+    def hung(launch):
+        ended.reached.set()
+        assert ended.wait(60)
+        return checksums(launch)
+
+    monkeypatch.setattr(Launch, "checksums", hung)
+    yield ended
+    ended.set()
+
+
+def test_commands_wait_for_a_launch_that_hangs_and_are_obeyed_after_it(one, hang):
+    """Nothing is answered while memory is written: no ping, by which the daemon knows, and no revoke. The memory of an
+    owner that dies meanwhile stays mapped as long."""
+    ours, theirs = socket.socketpair()
+    words = {rank.key: rank.page.loan_word for rank in one.ranks}
+    lender = one.mover._memories[OWNERS[0]]
+    with ours, theirs:
+        connection = Connection(theirs)
+        lane = {"lane": "r0", "token": 1}
+        send(ours, {"kind": "run", **lane, "attempt": 2, "publication": [1, 2], "words": words})
+        for message in ({"kind": "ping", "n": 1}, {"kind": "revoke", **lane}):
+            send(ours, message)
+        ours.shutdown(socket.SHUT_WR)
+        thread = threading.Thread(target=obey, args=(connection, one.mover, Reporter(connection, lambda: None)))
+        thread.start()
+        assert hang.reached.wait(30)
+        closing = threading.Thread(target=lender.close)
+        closing.start()
+        closing.join(0.1)
+        assert closing.is_alive()
+        assert len(lender.device.driver.opened) == 3
+        assert one.said.empty()
+        hang.set()
+        thread.join(30)
+        closing.join(30)
+    assert [one.said.get(timeout=10)["kind"] for _ in range(3)] == ["done", "pong", "revoked"]
+    assert len(lender.device.driver.opened) == 2
+
+
+def test_a_mover_whose_worker_hangs_answers_no_ping(one, hang, monkeypatch, capfd):
+    """Its commands' thread is free, and of its device nothing is to be expected."""
+    monkeypatch.setattr(peer, "AT_ONCE_BYTES", 0)
+    one.mover._lanes["r0"]._peer._worker._work = None
+    one.run(attempt=2)
+    assert hang.reached.wait(30)
+    one.mover.handle({"kind": "ping", "n": 1}, [])
+    assert one.wait("pong")["n"] == 1
+    monkeypatch.setattr(peer, "LAUNCH_SECONDS", 0.0)
+    one.mover.handle({"kind": "ping", "n": 2}, [])
+    assert one.said.empty()
+    assert capfd.readouterr().err == f"mover {READER}: a launch for r0 does not end\n"
+    hang.set()
+    assert one.wait("done")["attempt"] == 2
+    one.mover.handle({"kind": "ping", "n": 3}, [])
+    assert one.wait("pong")["n"] == 3

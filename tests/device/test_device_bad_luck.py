@@ -11,12 +11,13 @@ ERRORS = {
     "oom": r"DeviceError: bucket \d+ by way of the host: OutOfMemoryError: CUDA out of memory",
     "oom-nccl": "DeviceError: staging for a bucket: OutOfMemoryError: ",
     "illegal": "DeviceError: move buckets: RuntimeError: CUDA error: an illegal memory access",
+    "hung": "it did not answer a ping in time",
     "garbage": "it cannot map trainer/run/1: DeviceError: cuIpcOpenMemHandle: CUDA_ERROR_INVALID_VALUE",
     "dead": "it cannot map trainer/run/1: DeviceError: cuIpcOpenMemHandle: CUDA_ERROR_INVALID_VALUE",
     "no-peer": "it cannot map trainer/run/1: DeviceError: cuCtxEnablePeerAccess: CUDA_ERROR_PEER_ACCESS_UNSUPPORTED",
 }
 ENGINES = {"engine/r0/0", "engine/r0/1"}
-NEW = {"illegal": {"engine/r0/0"}, "garbage": ENGINES, "dead": ENGINES, "no-peer": ENGINES}
+NEW = {"illegal": {"engine/r0/0"}, "hung": {"engine/r0/0"}, "garbage": ENGINES, "dead": ENGINES, "no-peer": ENGINES}
 
 
 def met(tmp_path, *cases):
@@ -29,7 +30,7 @@ def met(tmp_path, *cases):
     return found
 
 
-@pytest.mark.parametrize("cases", [("illegal", "garbage"), ("dead", "no-peer"), ("oom", "oom-nccl")])
+@pytest.mark.parametrize("cases", [("illegal", "hung", "garbage"), ("dead", "no-peer"), ("oom", "oom-nccl")])
 def test_bad_luck_costs_a_mover_and_no_client(tmp_path, cases):
     """The same trainers and engines commit that refit, and the next, bit by bit."""
     for case, found in met(tmp_path, *cases).items():

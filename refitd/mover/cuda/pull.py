@@ -5,6 +5,7 @@ Loan words are read before a batch of launches and again when its work is done; 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -76,10 +77,21 @@ class Puller:
         self._kept: dict[_Key, Armed] = {}
         self._batched: tuple[Program | None, Sequence[Bucket], list[Batch]] = None, (), []
         self._whole: tuple[Sequence[Bucket], Armed] | None = None  # what was asked for last, where one batch does it
+        self._since = 0.0  # monotonic seconds: when the launches began that are under way; 0 where none are
+
+    @property
+    def busy_seconds(self) -> float:
+        """For how long the device has been at its launches by now, compiling included. May be asked by any thread."""
+        since = self._since
+        return time.monotonic() - since if since else 0.0
 
     def is_ready(self, round_: Round, buckets: Sequence[Bucket]) -> bool:
-        """Whether `pull` of these, in the very object that was pulled last, would have nothing to prepare."""
-        return self._whole is not None and self._whole[0] is buckets and self._whole[1].fits(round_)
+        """Whether `pull` of these, in the very object that was pulled last, would have nothing to prepare.
+
+        May be asked by any thread, also while another pulls.
+        """
+        whole = self._whole
+        return whole is not None and whole[0] is buckets and whole[1].fits(round_)
 
     def pull(self, round_: Round, buckets: Sequence[Bucket], words: Mapping[str, int]) -> None:
         """Move ``buckets``, whose both ends are on devices; ``words`` are the lenders' loan words by rank key.
@@ -173,9 +185,11 @@ class Puller:
         if stale or not armed.pin():
             self._move_others(round_, armed, words)
             return
+        self._since = time.monotonic()
         try:
             _run(round_, armed)
         finally:
+            self._since = 0.0
             armed.unpin()
         _count(round_, armed, words)
 

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from refitd.mover.cuda.pull import Puller
 
 NOT_READY = "neighbour not ready"
-AT_ONCE_BYTES = 4 << 30  # that the thread of the commands moves itself, which hears nothing meanwhile: some 10 ms
+AT_ONCE_BYTES = 4 << 30  # that the thread of the commands moves itself, deaf for some 10 ms (by PCIe, 200)
+LAUNCH_SECONDS = 60.0  # a launch that takes longer will not end: of 64 GiB, by PCIe and with compiling, it takes ten
 Warm = Callable[[Callable[[], None]], None]
 
 
@@ -33,6 +34,7 @@ class PeerTransport:
         self._board, self._warm = board, warm
         self._worker = PeerWorker(board)
         self._round: Round | None = None
+        self._at_once = False  # whether the round is left to `hurry`
         self.edges = [] if warm is None else [(board.facts.rank, board.facts.rank)]
 
     def connect(self) -> None:
@@ -41,8 +43,8 @@ class PeerTransport:
             self._warm(lambda: self._board.mark_warm(self.edges[0]))
 
     def run(self, round_: Round) -> None:
-        self._round = round_
-        if self._worker.has_work(round_) and not self._worker.is_ready(round_):
+        self._round, self._at_once = round_, self._worker.is_ready(round_)
+        if self._worker.has_work(round_) and not self._at_once:
             self._worker.rouse()
 
     def hurry(self, round_: Round) -> None:
@@ -50,8 +52,12 @@ class PeerTransport:
 
         Raises DeviceError, after which nothing is to be expected of this process's device.
         """
+        if not self._at_once:
+            return
         if self._worker.is_ready(round_):
             self._worker.move_at_once(round_)
+        else:  # an edge has failed since, or the worker, which is awake then, was given other buckets
+            self._worker.rouse()
 
     def stand_by(self) -> bool:
         """A round like the last will come: be quick then. False where there is nothing to be done for it.
@@ -59,6 +65,11 @@ class PeerTransport:
         Raises DeviceError, as `hurry`.
         """
         return self._worker.stand_by()
+
+    @property
+    def hung(self) -> bool:
+        """Whether a launch has not ended in any time that it could take: nothing is to be expected of its device."""
+        return self._worker.busy_seconds > LAUNCH_SECONDS
 
     def progress(self) -> int:
         rx = self._round.traffic.rx if self._round else {}
@@ -94,11 +105,12 @@ class PeerWorker(Worker):
         return puller is not None and work.quick and not round_.held and puller.is_ready(round_, work.now)
 
     def move_at_once(self, round_: Round) -> None:
-        """In the caller's thread, which the worker makes way for: stage 0. Raises DeviceError."""
+        """In the caller's thread: stage 0, or what a worker that was awake has left of it. Raises DeviceError."""
         work = self._work_of(round_)
         try:
             with self._pulling:
-                self._pull(round_, work.now)
+                if left := _left(round_, work.now):
+                    self._pull(round_, left)
         except Stopped:
             return
         except DeviceError:
@@ -116,6 +128,10 @@ class PeerWorker(Worker):
             return self._puller.stand_by()
         finally:
             self._pulling.release()
+
+    @property
+    def busy_seconds(self) -> float:
+        return 0.0 if self._puller is None else self._puller.busy_seconds
 
     def _work_of(self, round_: Round) -> _Work:
         """A lane runs the same program again and again."""
@@ -232,5 +248,7 @@ def _work_of(program: Program) -> _Work:
 def _left(round_: Round, buckets: tuple[Bucket, ...]) -> tuple[Bucket, ...]:
     """Those that nobody has brought, or failed to bring, already."""
     gone, failed = round_.verified, round_.failures
+    if not gone and not failed:
+        return buckets
     left = tuple(bucket for bucket in buckets if bucket.id not in gone and (bucket.src, bucket.dst) not in failed)
     return left if len(left) < len(buckets) else buckets
