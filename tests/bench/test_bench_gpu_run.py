@@ -26,7 +26,9 @@ def parse(words: tuple[str, ...]) -> None:
         {"repair": repair, "mover": mover, "pause": pause}[subject]._parse(options)
     else:
         assert subject == "pack"
-        pack._parse(["cpu" if word == "cuda" else word for word in options if word not in ("--only", "cards")])
+        assert options[options.index("--only") + 1] in pack.PARTS
+        usual = {"cuda": "cpu", **dict.fromkeys(pack.PARTS, "kernels")}  # parts that a CPU has
+        pack._parse([usual.get(word, word) for word in options])
 
 
 def said(capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
