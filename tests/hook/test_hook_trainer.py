@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -212,6 +213,14 @@ def test_rank_is_claimed(daemon: FakeDaemon, trainer: Trainer) -> None:
     """Connecting as a rank that somebody else has raises Refused."""
     with pytest.raises(Refused, match="nobody has claimed"):
         connect_trainer("grpo", "run1", 0, 1, str(daemon.path))
+
+
+def test_a_rank_that_comes_free_is_waited_for(daemon: FakeDaemon, trainer: Trainer) -> None:
+    """The process before may have been killed a moment ago, and not have ended yet."""
+    threading.Timer(0.3, trainer.close).start()
+    with connect_trainer("grpo", "run1", 0, 1, str(daemon.path)) as successor:
+        successor.register(LAYOUT)
+        assert successor.publish(1, {"w": torch.zeros(4)}).released() is RELEASED
 
 
 @pytest.mark.parametrize(
