@@ -12,6 +12,7 @@ from refitd.errors import DeviceError
 from refitd.hook.wire import Connection, send
 from refitd.mover import child
 from refitd.mover.child import Reporter, obey
+from refitd.mover.transport import peer
 
 HEARD = {"kind": "stand_by", "lane": "r0", "token": 1}
 
@@ -33,6 +34,7 @@ def one(rig, gpu, monkeypatch):
     """A rig that has done a round, on a device that can be touched."""
     monkeypatch.setattr(gpu.FakeDevice, "touch", lambda _device, tables: FakeTouch(tables))
     monkeypatch.setattr(child, "STAND_BY_SECONDS", 0.0)
+    monkeypatch.setattr(peer, "AT_ONCE_SECONDS", 60.0)
     made = rig()
     made.mount()
     made.build()

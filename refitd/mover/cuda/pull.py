@@ -78,6 +78,7 @@ class Puller:
         self._batched: tuple[Program | None, Sequence[Bucket], list[Batch]] = None, (), []
         self._whole: tuple[Sequence[Bucket], Armed] | None = None  # what was asked for last, where one batch does it
         self._since = 0.0  # monotonic seconds: when the launches began that are under way; 0 where none are
+        self.took = 0.0  # seconds that the last ones took
 
     @property
     def busy_seconds(self) -> float:
@@ -189,7 +190,7 @@ class Puller:
         try:
             _run(round_, armed)
         finally:
-            self._since = 0.0
+            self.took, self._since = self.busy_seconds, 0.0
             armed.unpin()
         _count(round_, armed, words)
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from refitd.mover.cuda.pull import Puller
 
 NOT_READY = "neighbour not ready"
-AT_ONCE_BYTES = 4 << 30  # that the thread of the commands moves itself, deaf for some 10 ms (by PCIe, 200)
+AT_ONCE_SECONDS = 0.05  # what took no longer the thread of the commands moves itself, which hears nothing meanwhile
 LAUNCH_SECONDS = 60.0  # a launch that takes longer will not end: of 64 GiB, by PCIe and with compiling, it takes ten
 Warm = Callable[[Callable[[], None]], None]
 
@@ -100,9 +100,11 @@ class PeerWorker(Worker):
         return bool(work.now or work.later)
 
     def is_ready(self, round_: Round) -> bool:
-        """Whether stage 0 is no more than launches that were prepared for an earlier round."""
+        """Whether stage 0 is no more than launches that were prepared for an earlier round, and did not take long."""
         work, puller = self._work_of(round_), self._puller
-        return puller is not None and work.quick and not round_.held and puller.is_ready(round_, work.now)
+        if puller is None or not work.now or round_.held or puller.took > AT_ONCE_SECONDS:
+            return False
+        return puller.is_ready(round_, work.now)
 
     def move_at_once(self, round_: Round) -> None:
         """In the caller's thread: stage 0, or what a worker that was awake has left of it. Raises DeviceError."""
@@ -231,18 +233,17 @@ class PeerWorker(Worker):
 
 
 class _Work(NamedTuple):
-    """Of a program, what does not go over the network: stage 0, and stage 1. ``quick``: stage 0 may be done at once."""
+    """Of a program, what does not go over the network: stage 0, and stage 1."""
 
     program: Program
     now: tuple[Bucket, ...]
     later: tuple[Bucket, ...]
-    quick: bool
 
 
 def _work_of(program: Program) -> _Work:
     buckets = [bucket for bucket in share_of(program).incoming.values() if bucket.link != NETWORK]
     now, later = (tuple(bucket for bucket in buckets if bucket.stage == stage) for stage in (0, 1))
-    return _Work(program, now, later, 0 < sum(bucket.nbytes for bucket in now) <= AT_ONCE_BYTES)
+    return _Work(program, now, later)
 
 
 def _left(round_: Round, buckets: tuple[Bucket, ...]) -> tuple[Bucket, ...]:
