@@ -41,7 +41,7 @@ def _bench(*words: str) -> tuple[str, ...]:
 
 
 def _tests(*words: str) -> tuple[str, ...]:
-    return ("-m", "pytest", "-q", "-m", "gpu", "-x", *words)
+    return ("-m", "pytest", "-q", "-m", "gpu", "--durations=15", *words)
 
 
 def _fault(*words: str) -> tuple[str, ...]:
@@ -109,7 +109,8 @@ STEPS = (
     Step("real-engine", 120, ("tests/real/real_check.py", "--device", "cuda", "--size", "card")),
     Step("real-engine-shadow", 120, (
         "tests/real/real_check.py", "--device", "cuda", "--size", "card", "--mode", "device_shadow")),
-    Step("gpu-tests", 190, _tests("tests/mover/test_kernels.py", "tests/gpu")),
+    Step("gpu-tests", 190, _tests("tests/gpu")),
+    Step("gpu-tests-kernels", 150, _tests("tests/mover/test_kernels.py")),
     Step("repair-2", 120, _bench("repair", "--device", "cuda", "--gpus", "2", "--repeats", "3"), 2),
     Step("two-replicas", 60, _cards(1, "peer", "--size", "1GiB", "16GB", "--width", "512", "--repeats", "5")),
     Step("two-replicas-nccl", 60, _cards(1, "nccl", "--size", "16MiB", "--width", "512", "--repeats", "5")),
