@@ -83,7 +83,6 @@ STEPS = (
     Step("moved-peer-vmm", 60, ("tests/device/leaks_vmm.py", "moved", "100", "big", "peer")),
     Step("turns-peer", 90, _leaks("turns", "50", "big", "peer")),
     Step("turns-nccl", 90, _leaks("turns", "12", "big", "nccl", "60")),
-    Step("nccl-abort", 60, ("tests/device/nccl_abort.py", "12")),
     Step("mover-peer", 120, _bench("mover", "--device", "cuda", "--transport", "peer")),
     Step("mover-nccl", 120, _bench("mover", "--device", "cuda", "--transport", "nccl")),
     Step("bad-luck", 120, _bad_luck("illegal", "garbage", "dead", "no-peer", "oom")),

@@ -87,11 +87,3 @@ def test_a_replica_that_leaves_is_done_without_and_joins_again(tmp_path):
     assert found["without_s"] > 0
     assert found["joiner_read"] == {"peer": 2 << 20}
     assert found["after_s"] > 0
-
-
-def test_communicators_come_and_go_on_one_card(tmp_path):
-    """What is free after each is the card's to say; here all that was begun ends."""
-    found = run(tmp_path, "nccl_abort.py", "2")
-    assert (found["cycles"], found["failed"]) == (2, "")
-    assert found["lost"] == dict.fromkeys(("communicators", "streams", "same_stream"), 0)
-    assert {len(seen) for seen in found["free"].values()} == {5}

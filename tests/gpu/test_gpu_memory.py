@@ -159,9 +159,10 @@ def test_exporting_again_and_again_leaves_nothing_behind(path, owner, imports):
 
 
 def test_nvml_and_cuda_name_the_same_card():
-    """The UUID joins the two; memory and compute mode answer."""
+    """The UUID joins the two; memory and compute mode answer. NVML also sees cards that are hidden from CUDA."""
     devices = Devices()
-    assert [event.kind for event in devices.refresh()] == ["found"] * torch.cuda.device_count()
+    assert {event.kind for event in devices.refresh()} == {"found"}
+    assert len(devices.present) >= torch.cuda.device_count()
     driver = Driver(0)
     device = devices.present[driver.uuid()]
     print(device, devices.driver)
