@@ -25,6 +25,7 @@ class Net:
         self.loss = 0.0
         self.slow: dict[str, float] = {}  # host -> seconds added to what it sends and receives
         self._connections: list[Connection] = []
+        self._sweep_at = 64  # so many of them are looked through for those that have closed
         self._passed: list[Callable[[], None]] = []
 
     def cut(self, source: str, target: str) -> None:
@@ -62,7 +63,9 @@ class Net:
         """Both ends of a new connection; the far one belongs to nobody yet."""
         connection = Connection(self, near[0], far)
         connection.ends[0].owned_by(near[1])
-        self._connections = [known for known in self._connections if known.open]
+        if len(self._connections) >= self._sweep_at:  # not at each: a thousand nodes have tens of thousands
+            self._connections = [known for known in self._connections if known.open]
+            self._sweep_at = 2 * len(self._connections) + 64
         self._connections.append(connection)
         return connection.ends
 
