@@ -15,7 +15,7 @@ from refitd.epoch.cleanup import durable
 from refitd.epoch.facts import Facts
 from refitd.epoch.publish import unpublished
 from refitd.epoch.records import Member
-from refitd.epoch.stage import said, started
+from refitd.epoch.stage import committed, said, started
 from refitd.epoch.view import Stored, View
 
 EMPTY_SECONDS = 60.0  # a job that has no records any more is given up sooner
@@ -156,13 +156,8 @@ def _unheard(view: View) -> Iterator[tuple[str, str]]:
 
 
 def _pausing(view: View) -> Iterator[tuple[str, int]]:
-    """Replicas with a refit that is not committed while no bytes move, and that refit's revision."""
+    """Replicas whose present ranks have not committed their refit while no bytes move, and that refit's revision."""
     for replica, lane in view.open_lanes().items():
         stored = view.refits.get(replica)
-        commit = view.commits.get(replica)
-        if (
-            stored
-            and (commit is None or commit.value.id != stored.value.id)
-            and not started(view, lane, stored.value.id)
-        ):
+        if stored and not committed(view, lane, stored.value.id) and not started(view, lane, stored.value.id):
             yield replica, stored.revision

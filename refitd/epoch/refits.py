@@ -95,7 +95,8 @@ def move_on(view: View, lane: Lane, facts: Facts, newest: PubId, covers: Covers)
         waits = not served(view, lane, refit) or awaited(view, lane.replica, facts)
         return "" if waits else "the last one is applied"
     if not started(view, lane, refit):
-        return "" if _waited_for(view, lane.replica) else "a newer one came before the first byte"
+        stays = _waited_for(view, lane.replica) and lane.replica not in facts.slow
+        return "" if stays else "a newer one came before the first byte"
     return LOST if facts.store_settled and _lost(view, lane, refit, covers) else ""
 
 

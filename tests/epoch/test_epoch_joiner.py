@@ -6,6 +6,7 @@ from epoch_records import E0, E1, T0, T1, Book, all_ack, covers, info, standard
 
 from refitd.epoch.codec import decode
 from refitd.epoch.facts import Facts
+from refitd.epoch.patience import Limits, Patience
 from refitd.epoch.records import PubId, Refit
 from refitd.epoch.refits import HOLD_PUBLICATIONS, awaited, refits
 
@@ -87,3 +88,26 @@ def test_a_replica_that_has_committed_before_loses_nothing_before_the_first_byte
     for step in (2, 3):
         publish(book, step)
         assert {name: refit.abandoned for name, refit in decided(book).items()} == {"r0": 0, "r1": 0}
+
+
+def test_a_rank_that_nobody_calls_to_its_receive_is_not_waited_for_longer_than_a_pause() -> None:
+    """A lead that holds the publication orders no receive of it, so a rank that came anew never lends for it.
+
+    That its replica has committed the publication in an earlier life is no sign that it goes on.
+    """
+    book, _target = joining()
+    second = publish(book, 2)
+    decided(book)
+    book.commit("r0", second)
+    for node in ("e0", "e1"):
+        book.ack("r0", node, "applied", second, served=second)
+    book.commit("r1", second)
+    book.node("j", info(R1, "ab", life="2"))
+    book.lane("r1", [R1], (E0, E1))
+    publish(book, 3)
+    assert awaited(book.view, "r0", FACTS) == "r1"
+    patience = Patience(Limits(pause=10.0))
+    assert patience.look(book.view, 100.0, settled=True).slow == frozenset()
+    facts = patience.look(book.view, 110.0, settled=True)
+    assert facts.slow == {"r1"}
+    assert {name: refit.abandoned for name, refit in decided(book, facts).items()} == {"r0": 0, "r1": 2}

@@ -34,7 +34,7 @@ PUBLISH_EVERY = 3
 SECONDS = 60.0
 SETTLE_SECONDS = 1.0
 MEMORY_MARGIN = 24 << 20  # bytes of a process that allocators may keep
-_QUICK = {"job.join_debounce": 0.01, "job.flaps": 1_000_000}
+_QUICK = {"job.join_debounce": 0.01, "job.flaps": 1_000_000, "job.pause": 0.1}  # a rank that nobody calls is slow
 
 
 def settled(daemons: list[LocalDaemon], store: Store) -> dict[str, int]:
@@ -132,7 +132,10 @@ class Soak:
         self._weights["w"].fill_(self._step)
         offer = self._trainer.publish(self._step, self._weights)
         engines = {**self._staying, "r0 1": coming}
-        _receive_all(engines, self._memory)
+        try:
+            _receive_all(engines, self._memory)
+        except RuntimeError as error:
+            raise RuntimeError(f"{error}; the offer was {offer.released(1.0)}: {offer.reason}") from error
         offer.released(SECONDS)
         report = offer.committed(SECONDS)
         wrong = [key for key, memory in self._memory.items() if not bool((memory["w"] == self._step).all())]
