@@ -145,7 +145,7 @@ class LaneDriver:
         self._enter(Stage("gone", None, why))
 
     def _withdraw_ticket(self) -> None:
-        """The lane is gone: an engine that has not paused yet has no reason to."""
+        """An engine that has not paused yet has no reason to any more."""
         lead = self.context.ranks.get(f"engine/{self.replica}/0")
         if lead and lead.told and lead.told[0] == "receive" and not lead.receiving:
             lead.told = None
@@ -245,6 +245,7 @@ class LaneDriver:
             await self._committed(publication)  # the other ranks wait for it: before anybody tidies up
 
     async def _committed(self, publication: PubId) -> None:
+        self._withdraw_ticket()  # of a lead that had it already, and was to call its mates
         for rank in self.my_members():
             if rank.receiving and rank.lent_for == publication:
                 ticket = self.ticket("commit", publication)

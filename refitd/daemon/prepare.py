@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from refitd.daemon.rank import NO_PUBLICATION, LocalRank
@@ -13,6 +14,7 @@ from refitd.stamps import stamp
 if TYPE_CHECKING:
     from refitd.daemon.lane import LaneDriver
 
+CALL_SECONDS = 1.0  # so long a rank that is in a receive, or about to be, may take to lend
 LEFT = "superseded: the replica's lead is not in that receive any more: take its next ticket"
 
 
@@ -22,16 +24,20 @@ class Preparer:
     def __init__(self, driver: LaneDriver) -> None:
         self._driver = driver
         self.prepared: PubId | None = None
+        self._since: tuple[PubId, float] | None = None  # what is prepared for under this token, and since when
 
     def reset(self) -> None:
         """A new token: everybody says it again."""
-        self.prepared = None
+        self.prepared = self._since = None
 
     def prepare(self, publication: PubId) -> None:
         """Ask whom we have to ask; `prepared` is set once every rank of ours is ready for the publication."""
         driver = self._driver
         lane = driver.lane
-        if self.prepared == publication or lane is None:
+        if lane is None:
+            return
+        self._call(lane, publication)
+        if self.prepared == publication:
             return
         if self.prepared is not None:
             self.prepared, driver.attempt = None, None
@@ -49,6 +55,16 @@ class Preparer:
             self.prepared = publication
             stamp("prepared", driver.replica)
             self._stand_by()
+
+    def _call(self, lane: Lane, publication: PubId) -> None:
+        """A lead that holds the publication has no receive to call its mates to, and one that came anew waits for that
+        call: where somebody does not lend, the lead gets the ticket all the same."""
+        if self._since is None or self._since[0] != publication:
+            self._since = publication, time.monotonic()
+        lead = self._driver.context.ranks.get(lane.lead.key)
+        late = time.monotonic() - self._since[1] > CALL_SECONDS
+        if late and lead is not None and not lead.shadowed and lead.holds(publication):
+            self._offer_ticket(lead, publication)
 
     def _stand_by(self) -> None:
         """The run comes once everybody is prepared: have movers on devices ready for it."""

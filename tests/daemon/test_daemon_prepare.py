@@ -76,3 +76,32 @@ def test_a_lead_that_came_back_does_not_wait_for_a_rank_that_has_it_already(
     found = preparer(ranks, NO_PUBLICATION, NO_PUBLICATION if here else serves)
     assert bool(found._superseded(lead, NEW)) is over
     assert lead.left == (OLD if over else NO_PUBLICATION)
+
+
+def test_a_lead_that_holds_the_publication_is_to_call_a_mate_that_came_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It gets the ticket once, after a second: until then those who are in a receive may lend by themselves."""
+    now = [100.0]
+    monkeypatch.setattr("refitd.daemon.prepare.time.monotonic", lambda: now[0])
+    told: list[tuple[str, PubId]] = []
+
+    def tell(rank: Any, ticket: Any) -> None:
+        told.append((rank.key, ticket.publication))
+        rank.told = (ticket.kind, ticket.publication, 9)
+
+    lead = SimpleNamespace(key="engine/r0/0", shadowed=False, told=None, holds=lambda asked: asked == NEW)
+    found = preparer({lead.key: cast("Any", lead)}, NEW)
+    driver = cast("Any", found._driver)
+    driver.token, driver.tell = 9, tell
+    driver.ticket = lambda kind, publication: SimpleNamespace(kind=kind, publication=publication)
+    for now[0] in (100.0, 101.0):
+        found._call(driver.lane, NEW)
+    assert told == []
+    for now[0] in (101.1, 102.0):
+        found._call(driver.lane, NEW)
+    assert told == [(lead.key, NEW)]
+    found.reset()
+    now[0] = 110.0
+    found._call(driver.lane, OLD)
+    now[0] = 112.0
+    found._call(driver.lane, OLD)
+    assert told == [(lead.key, NEW)], "a lead that does not hold it is asked to lend, as always"
