@@ -39,7 +39,7 @@ def test_an_attempt_that_cannot_begin_is_told_to_the_leader_and_not_begun_again(
 
     async def scenario() -> None:
         view = SimpleNamespace(lanes={"r0": SimpleNamespace(value=Lane("r0", (), (), (), (), ""), revision=5)})
-        context = MagicMock(node="a", agreement=SimpleNamespace(view=view))
+        context = MagicMock(node="a", agreement=SimpleNamespace(view=view, away=False))
         context.metrics.refit = lambda *words: told.append(words)
         driver = LaneDriver(context, "r0")
         driver.token, driver.lane = 5, Lane("r0", (), (), (), (), "")
