@@ -43,6 +43,17 @@ def publish(book: Book, step: int) -> PubId:
     return book.publish(*offers, step=step)
 
 
+def at_the_second() -> tuple[Book, PubId]:
+    """r1 has lost publication 1, and r0 has committed and serves publication 2."""
+    book, _target = joining()
+    second = publish(book, 2)
+    decided(book)
+    book.commit("r0", second)
+    for node in ("e0", "e1"):
+        book.ack("r0", node, "applied", second, served=second)
+    return book, second
+
+
 def test_a_joiner_that_lost_one_publication_is_waited_for_at_the_next() -> None:
     """It lost the first because its lane turned before a byte came; then r0 stays, and the joiner does not move on."""
     book, target = joining()
@@ -67,12 +78,7 @@ def test_a_joiner_that_lost_one_publication_is_waited_for_at_the_next() -> None:
 
 def test_nobody_waits_for_longer_than_so_many_publications() -> None:
     """Then both move on, and the count goes on."""
-    book, _target = joining()
-    second = publish(book, 2)
-    decided(book)
-    book.commit("r0", second)
-    for node in ("e0", "e1"):
-        book.ack("r0", node, "applied", second, served=second)
+    book, _second = at_the_second()
     for step in range(3, 3 + HOLD_PUBLICATIONS):
         publish(book, step)
         assert decided(book) == {}
@@ -95,12 +101,7 @@ def test_a_rank_that_nobody_calls_to_its_receive_is_not_waited_for_longer_than_a
 
     That its replica has committed the publication in an earlier life is no sign that it goes on.
     """
-    book, _target = joining()
-    second = publish(book, 2)
-    decided(book)
-    book.commit("r0", second)
-    for node in ("e0", "e1"):
-        book.ack("r0", node, "applied", second, served=second)
+    book, second = at_the_second()
     book.commit("r1", second)
     book.node("j", info(R1, "ab", life="2"))
     book.lane("r1", [R1], (E0, E1))
