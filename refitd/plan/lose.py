@@ -15,7 +15,7 @@ from refitd.plan.cutting import Parcels, cut
 from refitd.plan.flows import NEAR_FABRIC, NEAR_LOCAL, NEAR_PEER, NET, Flows, near_flows
 from refitd.plan.lines import Lines
 from refitd.plan.proof_lines import prove_cuts
-from refitd.plan.ranksets import RankSets, distinct, ends, ragged
+from refitd.plan.ranksets import RankSets, distinct, ends, ragged, stable_order
 from refitd.plan.relays import drop_empty, parcel_out
 from refitd.plan.side_plan import Core, SidePlan
 from refitd.plan.spans import WHOLE, Spans, grain_at, join, make_spans
@@ -74,7 +74,10 @@ def _alive(sets: RankSets, ranks: int, lost: Ints) -> Ints:
 
 
 def _rerouted(flows: Flows, holders: Ints, ranks: Ranks, sets: RankSets) -> Flows:
-    """Near flows whose near holders are lost come from the line's other holders, if there are any."""
+    """Near flows whose near holders are lost come from the line's other holders, if there are any.
+
+    Each rank had a near flow of its own; over the network a line enters a domain once, for all of them.
+    """
     stray = (flows.link != NET) & (flows.holders < 0) & (holders[flows.line] >= 0)
     if not stray.any():
         return flows
@@ -85,12 +88,34 @@ def _rerouted(flows: Flows, holders: Ints, ranks: Ranks, sets: RankSets) -> Flow
         [bool((ranks.domain[table.of(h)] == ranks.domain[n]).any()) for h, n in
          zip(holders[line].tolist(), needers.tolist(), strict=True)], dtype=bool,
     )  # fmt: skip
-    far = flows.take(at[~near])._replace(link=np.full(int((~near).sum()), NET, np.int64))
-    far = far._replace(holders=holders[far.line])
+    far = _one_a_domain(flows.take(at[~near]), ranks, sets)
+    far = far._replace(holders=holders[far.line], link=np.full(len(far.line), NET, np.int64))
     close = (
         near_flows(line[near], holders[line[near]], needers[near], ranks, sets) if near.any() else flows.take(at[:0])
     )
-    return Flows(*(np.concatenate(column) for column in zip(kept, far, close, strict=True)))
+    found = Flows(*(np.concatenate(column) for column in zip(kept, far, close, strict=True)))
+    network, near_ones = np.flatnonzero(found.link == NET), np.flatnonzero(found.link != NET)
+    order = np.lexsort((_domain(found.take(network), ranks, sets), found.line[network]))
+    return found.take(np.concatenate([network[order], near_ones]))
+
+
+def _domain(flows: Flows, ranks: Ranks, sets: RankSets) -> Ints:
+    """Into which each flow goes."""
+    table = sets.table()
+    return ranks.domain[table.member[table.first[flows.needers]]]
+
+
+def _one_a_domain(flows: Flows, ranks: Ranks, sets: RankSets) -> Flows:
+    """One flow for all that bring a line into a domain, to all of their needers."""
+    domain = _domain(flows, ranks, sets)
+    code = flows.line * (int(domain.max(initial=0)) + 1) + domain
+    flows = flows.take(stable_order(code))
+    _, first, count = np.unique(np.sort(code), return_index=True, return_counts=True)
+    table, needers = sets.table(), flows.needers[first]
+    for number in np.flatnonzero(count > 1).tolist():
+        mine = flows.needers[first[number] : first[number] + count[number]]
+        needers[number] = sets.add(distinct(np.concatenate([table.of(one) for one in mine.tolist()])))
+    return flows.take(first)._replace(needers=needers)
 
 
 def _remaining(lines: Lines, start: int) -> Ints:

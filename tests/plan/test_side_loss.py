@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from side_helpers import World, carry_out, expected, memory, side, worlds
 from side_makers import TINY
 
-from refitd.plan import SidePlan, lose, plan_sides
+from refitd.plan import Rank, SidePlan, lose, plan_sides
 from refitd.plan.cutting import Parcels, cut
 from refitd.plan.side_plan import Core
 from refitd.plan.spans import window
+from refitd.testing import split_layout
 
 pytestmark = pytest.mark.timeout(300)  # many random worlds
 
@@ -61,3 +62,21 @@ def test_a_remainder_completes_what_had_landed(world: World, data: st.DataObject
     }
     nbytes = sum(2 if size[t] == "bfloat16" else 4 for t, _ in missing)
     assert rest.totals["unrecoverable_bytes"] == nbytes
+
+
+def test_ranks_whose_near_holder_is_lost_get_the_line_over_the_network_once() -> None:
+    """Each had a near flow of its own; a line enters a domain once, for all of its ranks, by domains in order."""
+    whole = split_layout({"w": ((8,), "float32")}, 0, 1)
+    sources = [
+        Rank("trainer/s/0", "a1", "a", whole),
+        *(Rank(f"trainer/s/{i}", f"{d}1", d, whole) for i, d in ((1, "b"), (2, "c"))),
+    ]
+    members = [Rank(f"engine/d/{i}", f"{d}{i}", d, whole) for i, d in enumerate("ccbb")]
+    plan = plan_sides(side(sources), side(members), TINY, bucket_bytes=64)
+    assert plan.totals["network_bytes"] == 0
+    rest = lose(plan, ["trainer/s/1", "trainer/s/2"], 0.0)
+    assert (rest.totals["network_bytes"], rest.totals["unrecoverable_bytes"]) == (2 * 32, 0)
+    arrays = memory({"w": (8,)}, "float32", sources, members)
+    carry_out([rest.program(rank.key) for rank in (sources[0], *members)], arrays, packed=True)
+    for rank in members:
+        assert arrays[rank.key]["w"].tobytes() == expected({"w": (8,)}, "float32", rank)["w"]
