@@ -30,8 +30,8 @@ from refitd.hook.wire import Message
 log = logging.getLogger("refitd.hook")
 CALL_SECONDS = 0.2
 RELEASE_SECONDS = 5.0
-TAKEN_SECONDS = 2.0  # how long who connects waits for a rank that another process holds
-TAKEN_PAUSE = 0.05
+FIRST_SECONDS = 5.0
+TAKEN_SECONDS, TAKEN_PAUSE = 2.0, 0.05  # how long who connects waits for a rank that another process holds
 _GREETING_SECONDS = 2.0
 _SLICE = 0.1
 
@@ -114,7 +114,7 @@ class Client:
         self._channel: Channel | None = None
         self._stage, self._call, self._pid = _Stage.OFF, 0, os.getpid()
         self._closed = self._warned = False
-        self._retry_at = self._greet_by = self._taken_until = 0.0
+        self._retry_at = self._greet_by = 0.0
         self._backoff, self._limits = backoff[0], backoff
         _clients.add(self)
 
@@ -122,6 +122,25 @@ class Client:
     def ready(self) -> bool:
         """Whether a daemon has taken the hello, and the registration where there is one."""
         return self._stage is _Stage.READY
+
+    def connect(self) -> Client:
+        """The first time, for at most `FIRST_SECONDS`; without a daemon it is tried again later.
+
+        A rank that another process holds may come free in a moment: a killed one takes time to end. Raises the
+        daemon's refusal, and is closed then.
+        """
+        began = time.monotonic()
+        while True:
+            try:
+                self.advance(began + FIRST_SECONDS, raising=True)
+                return self
+            except RefitdError as error:
+                taken = isinstance(error, Refused) and error.field == "rank"
+                if not taken or time.monotonic() > began + TAKEN_SECONDS:
+                    self.close()
+                    raise
+            self._retry_at = 0.0
+            time.sleep(TAKEN_PAUSE)
 
     def own(self) -> None:
         """Raises Refused in a forked child, and after close."""
@@ -173,23 +192,10 @@ class Client:
             if raising and self._stage is _Stage.REGISTERING:  # the layout was refused, not the client
                 self._stage = _Stage.READY
                 raise
-            again = raising and self._may_come_free(error, deadline)
             self.drop(str(error))
-            if again:
-                self._retry_at = 0.0
-                time.sleep(TAKEN_PAUSE)
-                return self.advance(deadline, raising)
             if raising:
                 raise
         return self.ready
-
-    def _may_come_free(self, error: RefitdError, deadline: float) -> bool:
-        """Whether another process holds our rank, perhaps for a moment only: a killed one takes time to end."""
-        if self._stage is not _Stage.GREETING or not isinstance(error, Refused) or error.field != "rank":
-            return False
-        now = time.monotonic()
-        self._taken_until = self._taken_until or now + TAKEN_SECONDS
-        return now < min(deadline, self._taken_until)
 
     def _connect(self) -> None:
         if time.monotonic() < self._retry_at:

@@ -14,7 +14,7 @@ from typing import Any, Self
 from refitd.errors import InputError, ReceiveFailed, RefitdError, Refused
 from refitd.failpoints import failpoint
 from refitd.hook.blocks import blocks_of
-from refitd.hook.client import RELEASE_SECONDS, Client, Identity, Registration
+from refitd.hook.client import FIRST_SECONDS, RELEASE_SECONDS, Client, Identity, Registration
 from refitd.hook.executor import AUTO
 from refitd.hook.gpu.lend import current_device
 from refitd.hook.loan import Loan
@@ -27,7 +27,6 @@ from refitd.hook.wire import Message
 from refitd.stamps import stamp
 
 RECEIVE_SECONDS = 120.0
-_FIRST_SECONDS = 5.0
 _BACKOFF = (0.1, 2.0)
 _STALE_SECONDS = 10.0  # an engine has time: dropping a slow daemon would throw a transfer away
 
@@ -73,7 +72,7 @@ class Engine:
         self._shadow = self._make_shadow(layout, budget)
         self.client.register(
             Registration(mode, patterns, document, self._state, self._shadow, current_device()),
-            time.monotonic() + _FIRST_SECONDS,
+            time.monotonic() + FIRST_SECONDS,
         )
 
     def _make_shadow(self, layout: Geometry, budget: int | None) -> HostShadow | DeviceShadow | None:
@@ -260,10 +259,6 @@ def connect_engine(
     ``path``: as for a trainer. Raises InputError for bad names and ranks, Refused where the daemon does not let this
     rank in.
     """
-    client = Client(Identity(job, ENGINE, replica, rank, world_size), socket, _BACKOFF, _STALE_SECONDS, path)
-    try:
-        client.advance(time.monotonic() + _FIRST_SECONDS, raising=True)
-    except RefitdError:
-        client.close()
-        raise
-    return Engine(client)
+    return Engine(
+        Client(Identity(job, ENGINE, replica, rank, world_size), socket, _BACKOFF, _STALE_SECONDS, path).connect()
+    )

@@ -15,7 +15,7 @@ from typing import Any, Self
 from refitd.errors import RefitdError
 from refitd.failpoints import failpoint
 from refitd.hook.blocks import Block, blocks_of
-from refitd.hook.client import CALL_SECONDS, RELEASE_SECONDS, Client, Identity, Registration
+from refitd.hook.client import CALL_SECONDS, FIRST_SECONDS, RELEASE_SECONDS, Client, Identity, Registration
 from refitd.hook.executor import AUTO
 from refitd.hook.gpu.lend import current_device
 from refitd.hook.memory import Export, Staging
@@ -25,7 +25,6 @@ from refitd.hook.registration import Geometry, keep_of, moved, require_layout
 from refitd.stamps import stamp
 
 PLAN_SECONDS = 2.0
-_FIRST_SECONDS = 5.0
 
 
 class Trainer:
@@ -50,7 +49,7 @@ class Trainer:
         """
         registration = Registration(TRAINER, keep_of(layout, ()), layout.to_bytes(), _no_state, None, current_device())
         self._layout, self._told = layout, None
-        self.client.register(registration, time.monotonic() + _FIRST_SECONDS)
+        self.client.register(registration, time.monotonic() + FIRST_SECONDS)
 
     def publish(self, step: int, tensors: Mapping[str, Any], streams: Sequence[Any] = ()) -> Offer:
         """Offer live weights. ``tensors``: storage name -> tensor (torch, DTensor or NumPy), as in the layout.
@@ -63,7 +62,7 @@ class Trainer:
         stamp("publish", self.client.identity.key)
         self.client.own()
         blocks = blocks_of(tensors, moved(self._layout, require_layout(self._layout).keep))
-        seconds = CALL_SECONDS if self._seq else _FIRST_SECONDS
+        seconds = CALL_SECONDS if self._seq else FIRST_SECONDS
         self._take_memory_back()
         started = time.monotonic()
         if not self._reach_daemon(started + seconds):
@@ -173,10 +172,4 @@ def connect_trainer(
     child where one can reach the memory. Raises InputError for bad names and ranks, Refused where the daemon does not
     let this rank in.
     """
-    client = Client(Identity(job, TRAINER, run, rank, world_size), socket, mover=path)
-    try:
-        client.advance(time.monotonic() + _FIRST_SECONDS, raising=True)
-    except RefitdError:
-        client.close()
-        raise
-    return Trainer(client)
+    return Trainer(Client(Identity(job, TRAINER, run, rank, world_size), socket, mover=path).connect())

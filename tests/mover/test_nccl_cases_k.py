@@ -5,8 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +12,6 @@ import pytest
 from mover_rig import Sketch
 from nccl_rig import NcclRig
 
-from refitd.mover.nccl import together
 from refitd.plan.program import NETWORK
 
 SOURCE = "trainer/run/0"
@@ -60,7 +57,7 @@ def rig() -> Iterator[Callable[..., NcclRig]]:
 def kill(one: NcclRig, rank: str) -> None:
     """All that a process held is closed at once."""
     links = one.parties[rank].lane._net._links  # type: ignore[union-attr]
-    one.driver(rank)._comms.abort()
+    one.driver(rank)._comm.abort()
     links.interrupt()
 
 
@@ -97,11 +94,10 @@ def test_k1_a_dead_or_stopped_peer_is_named_within_the_limit_and_the_rest_go_on(
             one.faults[rank].hang.clear()
     failed = one.parties[SOURCE].wait_for_failure()
     assert failed["edge"] == [SOURCE, VICTIM], failed
-    old = [comm for rank in (SOURCE, *OTHERS) for comm in one.driver(rank)._comms]
-    assert len(old) == together.COUNT * (1 + len(OTHERS))
+    old = {rank: one.driver(rank)._comm for rank in (SOURCE, *OTHERS)}
     one.faults[VICTIM].hang.clear()
     one.revoke_all()
-    assert {comm.state() for comm in old} == {"aborted"}
+    assert {comm.state() for comm in old.values()} == {"aborted"}
     rest = rig(broadcast((OTHERS[0], OTHERS[2])), network)
     rest.build()
     rest.built()
@@ -118,17 +114,17 @@ def test_k1_a_death_with_several_steps_under_way_leaves_only_what_had_come(
     one.build()
     one.built()
     driver, begun = one.driver(OTHERS[0]), list[int]()
-    of = driver._comms.of
+    exchange = driver._comm.exchange
 
-    def third_hangs(comm: Any, sends: Any, receives: Any, after: Any = ()) -> Any:
+    def third_hangs(sends: Any, receives: Any, after: Any = ()) -> Any:
         begun.append(len(receives))
         if len(begun) == 3:
             while len(driver._round.verified) < 2:
                 driver._progress()
             one.faults[OTHERS[0]].hang.add("exchange")
-        return comm.exchange(sends, receives, after)
+        return exchange(sends, receives, after)
 
-    monkeypatch.setattr(driver._comms, "of", lambda step: SimpleNamespace(exchange=partial(third_hangs, of(step))))
+    monkeypatch.setattr(driver._comm, "exchange", third_hangs)
     one.run(progress_timeout=5.0)
     deadline = time.monotonic() + 10
     while len(driver._flights) < 3:
@@ -139,7 +135,7 @@ def test_k1_a_death_with_several_steps_under_way_leaves_only_what_had_come(
     assert (failed["edge"], failed["verified"]) == ([SOURCE, OTHERS[0]], [0, 1])
     one.revoke_all()
     assert (driver._held, driver._lent, driver._round.verified) == ([], [], {0, 1})
-    assert {comm.state() for comm in driver._comms} == {"aborted"}
+    assert driver._comm.state() == "aborted"
 
 
 def test_k1_an_abort_that_never_returns_does_not_let_go_of_memory(rig: Callable[..., NcclRig]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -15,7 +16,6 @@ from refitd.mover.nccl.links import Links
 from refitd.mover.nccl.promises import Promises
 from refitd.mover.nccl.staging import Staging
 from refitd.mover.nccl.steps import Flight, Incoming, Outgoing
-from refitd.mover.nccl.together import Together, new_ids
 from refitd.mover.round import Edge, Round, Stopped
 from refitd.mover.transport.worker import Worker
 from refitd.plan.program import SENT, Bucket
@@ -39,7 +39,7 @@ class Driver(Worker):
     ) -> None:
         super().__init__(board, (board.facts.rank, board.facts.rank))
         self._links, self._ranks, self._open, self._timeout = links, ranks, open_, timeout
-        self._comms = Together()
+        self._comm: Communicator | None = None
         self._staging: Staging | None = None
         self._held: list[Incoming] = []  # receives that NCCL may be writing into
         self._lent: list[Outgoing] = []  # sends that kernels may be packing
@@ -55,7 +55,9 @@ class Driver(Worker):
 
     def abort(self) -> None:
         """From another thread: whatever the driver is in ends. Returns when NCCL does."""
-        self._comms.abort()
+        if self._comm is not None:
+            with contextlib.suppress(CommunicatorError):
+                self._comm.abort()
 
     def _serve(self) -> None:
         try:
@@ -84,9 +86,9 @@ class Driver(Worker):
         self._share()
         facts = self.board.facts
         rank, name = self._ranks.index(facts.rank), f"refit-{facts.lane}-{facts.token}"
-        self._comms.make(library, len(self._ranks), rank, self._ids(library), name, self._settled)
-        for comm in self._comms:
-            self._warm(comm, staging)
+        self._comm = library.init(len(self._ranks), rank, self._id(library), name)
+        settle("init", [self._comm], self._timeout, self._tick)
+        self._warm(self._comm, staging)
         for edge in self._links.edges:
             self.board.mark_warm(edge)
 
@@ -96,20 +98,17 @@ class Driver(Worker):
         for edge in ups:
             self._links.say(edge, "room", nbytes=room(self._spare, len(ups)))
 
-    def _settled(self, comm: Communicator) -> None:
-        settle("init", [comm], self._timeout, self._tick)
-
-    def _ids(self, library: Library) -> str:
+    def _id(self, library: Library) -> bytes:
         """Made by the first rank, and passed on by everybody who hears it: not all ranks have a link to the first."""
         if self._ranks[0] == self.board.facts.rank:
-            self._links.id = new_ids(library)
+            self._links.id = library.unique_id().hex()
         elif not self._links.wait(lambda: bool(self._links.id or self.board.broken), self._timeout):
             raise CommunicatorError("init", f"no id from {self._ranks[0]} within {self._timeout:g} s")
         if self.board.broken:
             raise Stopped
         for edge in self._links.edges:
             self._links.say(edge, "id", id=self._links.id)
-        return self._links.id
+        return bytes.fromhex(self._links.id)
 
     def _warm(self, comm: Communicator, staging: Staging) -> None:
         parts = {edge: Part(self._number(edge), staging.slot(edge, 0, WARM_BYTES), WARM_BYTES)
@@ -143,9 +142,9 @@ class Driver(Worker):
             self._drain(SLOTS - 1)
             receives = self._accept(step, left)
             following = self._offer(step + 1, left) if len(self._flights) < SLOTS - 1 else []
-            self._begin(step, offered, receives)
+            self._begin(offered, receives)
             step, offered = step + 1, following
-        self._begin(step, offered, [])
+        self._begin(offered, [])
         self._drain(0)
         self._promises.end(list(left))
 
@@ -182,7 +181,7 @@ class Driver(Worker):
             self._held.append(one)
         return receives
 
-    def _begin(self, step: int, offered: Sequence[Outgoing], receives: Sequence[Incoming]) -> None:
+    def _begin(self, offered: Sequence[Outgoing], receives: Sequence[Incoming]) -> None:
         """What both ends agreed on is begun."""
         sends = []
         for one in offered:
@@ -193,13 +192,13 @@ class Driver(Worker):
                 one.release()
         if not sends and not receives:
             return
+        assert self._comm is not None
         outgoing = [part for one in sends for part in one.parts(self._number(one.edge))]
         incoming = [part for one in receives for part in one.parts(self._number(one.edge))]
         after = [one.sums.event for one in sends if one.sums.event is not None]
         if not self._flights:
             self._since = time.monotonic()
-        work = self._comms.of(step).exchange(outgoing, incoming, after)
-        self._flights.append(Flight(work, sends, receives))
+        self._flights.append(Flight(self._comm.exchange(outgoing, incoming, after), sends, receives))
         stamp("nccl.begun", self.board.facts.rank)
 
     def _drain(self, most: int) -> None:
@@ -282,8 +281,11 @@ class Driver(Worker):
 
     def _release(self) -> None:
         """Mounted memory is let go of only when nothing can write to it any more."""
-        self._comms.revoke(REVOKE_SECONDS)
-        self._comms.abort()
+        if self._comm is not None:
+            with contextlib.suppress(CommunicatorError):
+                self._comm.revoke()
+                settle("revoke", [self._comm], REVOKE_SECONDS, lambda: None)
+        self.abort()
         for received in list(self._held):
             self._let_go(received)
         while self._lent:
