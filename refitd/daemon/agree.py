@@ -92,7 +92,8 @@ class Agreement:
     @property
     def away(self) -> bool:
         """Whether the store fails, or lets a call of ours wait, so that others cannot tell us anything."""
-        return self._store.away or (self._asked is not None and time.monotonic() - self._asked > AWAY_SECONDS)
+        asked = self._asked  # once: the worker's thread may forget it meanwhile
+        return self._store.away or (asked is not None and time.monotonic() - asked > AWAY_SECONDS)
 
     async def call(self, request: Callable[[], T]) -> T:
         """Run a blocking store call. Raises what it raises; a call that comes to nothing breaks our contact."""

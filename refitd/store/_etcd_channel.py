@@ -79,6 +79,7 @@ class Channel:
         self.revision = self.term = self._cluster = 0
         self.closed = False
         self._away_since: float | None = None
+        self._said = False  # that a server was left, in this outage
         self._lock = threading.Lock()
         self._log = structlog.get_logger()
 
@@ -137,8 +138,9 @@ class Channel:
                 self._cluster, self.revision, self.term = header.cluster_id, 0, 0
             self.revision = max(self.revision, header.revision)
             self.term = max(self.term, header.raft_term)
-            since, self._away_since = self._away_since, None
-        if since is not None:
+            since, said = self._away_since, self._said
+            self._away_since, self._said = None, False
+        if since is not None and said:
             self._log.info("store_answers", endpoint=self._current.address, after=round(time.monotonic() - since, 3))
 
     def blame(self, endpoint: Endpoint, reason: str) -> None:
@@ -148,12 +150,12 @@ class Channel:
         """
         with self._lock:
             endpoint.failed_at = time.monotonic()
-            log = self._log.warning if self._away_since is None else self._log.debug
             self._away_since = self._away_since or endpoint.failed_at
             others = [e for e in self._endpoints if e is not endpoint]
             if endpoint is not self._current or not others:
                 return
             self._current = min(others, key=lambda e: e.failed_at)
+            log, self._said = self._log.debug if self._said else self._log.warning, True
         log("store_endpoint_left", endpoint=endpoint.address, to=self._current.address, reason=reason)
         endpoint.drop_streams()
 

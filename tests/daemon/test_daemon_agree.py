@@ -243,6 +243,33 @@ def test_a_store_is_away_where_it_fails_or_lets_us_wait() -> None:
     store.close()
 
 
+def test_a_call_may_end_while_somebody_looks() -> None:
+    """The loop's clock must not stop for that."""
+    store = MemoryStore()
+
+    class Ending(Agreement):
+        """The first look finds a call, and a second would find none."""
+
+        looks = 0
+
+        @property
+        def _asked(self) -> float | None:
+            self.looks += 1
+            return 0.0 if self.looks == 1 else None
+
+        @_asked.setter
+        def _asked(self, _when: float | None) -> None:
+            """Nobody asks here."""
+
+    async def main() -> None:
+        agreement = Ending(store, "job", 10, 3, False, lambda: None)
+        assert agreement.away
+        await agreement.close()
+
+    asyncio.run(main())
+    store.close()
+
+
 def test_a_resync_forgets_what_is_gone_and_wakes_nobody_for_nothing() -> None:
     """After a gap in the watch the picture is made anew."""
     store, woken = MemoryStore(), []
