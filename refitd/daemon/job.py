@@ -137,9 +137,12 @@ class Job:
         """Time passes for deadlines even when nothing else happens."""
         while True:
             await asyncio.sleep(TICK_SECONDS)
-            self.movers.check()
-            self.movers.heed_store(self.agreement.away)
-            self.edges.expire()
+            try:
+                self.movers.check()
+                self.movers.heed_store(self.agreement.away)
+                self.edges.expire()
+            except Exception:  # noqa: BLE001 - a bug: said aloud, and deadlines go on
+                self._log.exception("job_fault")
             self.poke()
 
     async def reconcile(self) -> None:

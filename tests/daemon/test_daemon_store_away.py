@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import Iterator
@@ -61,3 +62,32 @@ def test_movers_hear_when_it_goes_and_when_it_is_back(movers: tuple[Movers, list
     for away in (False, True, True, False, False):
         found.heed_store(away)
     assert heard == [{"kind": "store", "away": True}, {"kind": "store", "away": False}]
+
+
+def test_a_bug_in_one_tick_does_not_end_the_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is said, and the next tick looks at the movers again."""
+    monkeypatch.setattr(job_module, "TICK_SECONDS", 0.001)
+    looks: list[int] = []
+
+    def check() -> None:
+        looks.append(1)
+        if len(looks) == 1:
+            raise KeyError("a bug")
+
+    async def scenario() -> None:
+        enough = asyncio.Event()
+        job = SimpleNamespace(
+            movers=SimpleNamespace(check=check, heed_store=lambda _away: None),
+            agreement=SimpleNamespace(away=False),
+            edges=SimpleNamespace(expire=lambda: None),
+            poke=lambda: enough.set() if len(looks) > 2 else None,
+            _log=structlog.get_logger(),
+        )
+        ticking = asyncio.create_task(Job._tick(cast("Any", job)))
+        await enough.wait()
+        ticking.cancel()
+        await asyncio.gather(ticking, return_exceptions=True)
+
+    with capture_logs() as logs:
+        asyncio.run(scenario())
+    assert [(line["event"], line["log_level"]) for line in logs] == [("job_fault", "error")]
