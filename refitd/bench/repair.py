@@ -164,6 +164,8 @@ class Child:
     """A rank's process."""
 
     def __init__(self, rank: Rank) -> None:
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            raise BenchFailed(f"rank {rank.number} would be a fork of a process that uses CUDA, and could not use it")
         ours, theirs = socket.socketpair()
         torch.set_num_threads(1)
         self.pid = os.fork()

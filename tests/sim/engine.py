@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 from typing import TYPE_CHECKING
 
 from refitd.errors import DaemonUnavailable, ReceiveFailed, RefitdError, StoreTimeout, StoreUnavailable
@@ -26,7 +27,9 @@ _SETTLE_SECONDS = 10.0
 
 
 class Replica:
-    """The processes that serve one copy of the model together. When one dies the others cannot go on."""
+    """The processes that serve one copy of the model together. When one dies the others cannot go on: they end too, or
+    wait for it (``waits``) and go on with the one that comes anew, once an order has been carried out by all.
+    """
 
     def __init__(self, world: World, name: str, machines: list[Machine], layouts: list[Layout], mode: str) -> None:
         self.world, self.name, self.machines, self.layouts, self.mode = world, name, machines, layouts, mode
@@ -34,6 +37,7 @@ class Replica:
         self.retired = False
         self.waiting: set[SimEngine] = set()  # ranks that have not carried the present order out
         self.torn = False  # some rank could not: nobody answers until an order is carried out by all
+        self.waits = random.Random(f"waits {world.seed} {name}").random() < 0.4
         self.skips = name[-1] in "13579"  # some engines' ranks do nothing about a ticket for what they serve already
 
     @property
@@ -42,6 +46,7 @@ class Replica:
 
     def start(self, rank: int) -> None:
         if not self.retired and self.machines[rank].up and (rank not in self.ranks or self.ranks[rank].process.dead):
+            self.torn = self.torn or rank in self.ranks
             self.ranks[rank] = SimEngine(self, rank)
 
     def whole(self) -> bool:

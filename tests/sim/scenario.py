@@ -134,11 +134,15 @@ class Scenario:
                     self._revive(replica)
 
     def _revive(self, replica: Replica) -> None:
-        """One rank's death is the replica's: the others end too, and all of them begin anew."""
+        """One rank's death is the replica's: the others end too, and all of them begin anew, or they wait for it."""
         rng = self.world.rng
         dead = [engine for engine in replica.ranks.values() if engine.process.dead]
         missing = len(replica.ranks) < replica.world_size
-        if dead and len(dead) < len(replica.ranks) and rng.random() < 0.3:
+        if replica.waits and not missing:
+            for engine in dead:
+                if rng.random() < 0.1:
+                    replica.start(engine.rank)
+        elif dead and len(dead) < len(replica.ranks) and rng.random() < 0.3:
             replica.end()
         elif (missing or len(dead) == len(replica.ranks)) and rng.random() < 0.1:
             for rank in range(replica.world_size):
