@@ -13,9 +13,10 @@ from typing import Any
 import structlog
 
 from refitd.daemon.attempt import Attempt, Built
+from refitd.daemon.calls import Calls
 from refitd.daemon.context import Context
 from refitd.daemon.counting import cause_of, outcome_of
-from refitd.daemon.prepare import Preparer
+from refitd.daemon.prepare import CALL_SECONDS, Preparer
 from refitd.daemon.rank import LocalRank
 from refitd.daemon.turn import build_lane, revoke_all
 from refitd.daemon.voice import Failure, Voice
@@ -46,6 +47,7 @@ class LaneDriver:
         self.attempt: Attempt | None = None
         self.held: dict[str, Held] = {}
         self.publication: PubId | None = None
+        self.calls = Calls(self)
         self._preparer = Preparer(self)
         self._voice = Voice(self)
         self._phase_since = time.monotonic()
@@ -133,6 +135,7 @@ class LaneDriver:
         if lane is None:
             self._withdraw_ticket()
             return
+        self.calls.turned(lane, token)
         self._log.info("lane_turned", token=token, reason=lane.reason)
         self.context.metrics.lane_turned(cause_of(before, lane, self.context.agreement.view.drains))
         if all(self._is_current(slot) for slot in self.my_slots()):
@@ -222,10 +225,8 @@ class LaneDriver:
         if lead.taken == publication or lead.served == publication:
             await self._report_commit(lane, publication)
             return
-        ticket = self.ticket("apply" if lead.shadowed else "commit", publication)
-        if lead.told != (ticket.kind, publication, self.token):
-            self.pass_point("commit", publication)
-            self.tell(lead, ticket)
+        self.pass_point("commit", publication)
+        self.tell(lead, "apply" if lead.shadowed else "commit", publication)
 
     def _alive(self, slot: Slot) -> bool:
         return self.context.agreement.view.slots().get(slot.key) == slot
@@ -246,11 +247,11 @@ class LaneDriver:
 
     async def _committed(self, publication: PubId) -> None:
         self._withdraw_ticket()  # of a lead that had it already, and was to call its mates
+        if self.stage_seconds > CALL_SECONDS and (lead := self.calls.lead_of_unapplied(publication)):
+            self.tell(lead, "apply", publication)
         for rank in self.my_members():
             if rank.receiving and rank.lent_for == publication:
-                ticket = self.ticket("commit", publication)
-                if rank.told != (ticket.kind, publication, self.token):
-                    self.tell(rank, ticket)
+                self.tell(rank, "commit", publication)
             elif rank.lost(publication):
                 await self._void_commit(rank)
 
@@ -273,23 +274,18 @@ class LaneDriver:
         if self.prepared is not None:
             self.fail((), f"{rank.key} took its memory back")
 
-    def ticket(self, kind: str, publication: PubId) -> Ticket:
-        """A ticket for this replica; ``commit`` stands for the receive ticket that ends with it."""
+    def tell(self, rank: LocalRank, kind: str, publication: PubId) -> None:
+        """Send a ticket to receive or to apply, or the ``commit`` of a receive; once under one token."""
+        if rank.told == (kind, publication, self.token):
+            return
         refit = self.context.agreement.view.refits[self.replica].value
-        return Ticket(kind, self.context.job, self.replica, *publication, refit.step, self.token)
-
-    def tell(self, rank: LocalRank, ticket: Ticket) -> None:
-        """Send a ticket (receive, apply) or the word that a receive is committed; once under one token."""
-        publication = PubId(ticket.generation, ticket.revision)
-        rank.told, rank.told_at = (ticket.kind, publication, self.token), time.monotonic()
-        rank.step = ticket.step
+        rank.told, rank.told_at = (kind, publication, self.token), time.monotonic()
+        rank.step = refit.step
         rank.since = rank.since or publication
-        stamp(f"told.{ticket.kind}", rank.key)
-        if ticket.kind == "commit":
-            body = Ticket(**{**ticket.to_json(), "kind": "receive"})
-            rank.session.event("commit", ticket=body.to_json())
-        else:
-            rank.session.event("ticket", ticket=ticket.to_json())
+        stamp(f"told.{kind}", rank.key)
+        event, sent = ("commit", "receive") if kind == "commit" else ("ticket", kind)
+        ticket = Ticket(sent, self.context.job, self.replica, *publication, refit.step, self.token)
+        rank.session.event(event, ticket=ticket.to_json())
 
     def pass_point(self, name: str, publication: PubId) -> None:
         """A failpoint of the protocol, passed once for each attempt."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from refitd.daemon.rank import NO_PUBLICATION, LocalRank
+from refitd.daemon.rank import LocalRank
 from refitd.epoch.records import Lane, PubId
 from refitd.epoch.release import published
 from refitd.plan import Held
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from refitd.daemon.lane import LaneDriver
 
 CALL_SECONDS = 1.0  # so long a rank that is in a receive, or about to be, may take to lend
-LEFT = "superseded: the replica's lead is not in that receive any more: take its next ticket"
 
 
 class Preparer:
@@ -57,14 +56,21 @@ class Preparer:
             self._stand_by()
 
     def _call(self, lane: Lane, publication: PubId) -> None:
-        """A lead that holds the publication has no receive to call its mates to, and one that came anew waits for that
-        call: where somebody does not lend, the lead gets the ticket all the same."""
+        """Only a lead calls its mates, and who came anew waits for that call. Where somebody does not lend, a lead that
+        holds the publication gets the ticket all the same, and whoever is in a receive that began before leaves it."""
         if self._since is None or self._since[0] != publication:
             self._since = publication, time.monotonic()
+        if time.monotonic() - self._since[1] <= CALL_SECONDS:
+            return
         lead = self._driver.context.ranks.get(lane.lead.key)
-        late = time.monotonic() - self._since[1] > CALL_SECONDS
-        if late and lead is not None and not lead.shadowed and lead.holds(publication):
+        if lead is not None and not lead.shadowed and lead.holds(publication):
             self._offer_ticket(lead, publication)
+        for rank in self._driver.my_members():
+            asked = rank.receiving
+            if asked and asked is not rank.sent_away and (why := self._driver.calls.void(rank, publication)):
+                rank.sent_away = asked
+                self._offer_ticket(rank, publication)  # first, or a lead would take the old one again
+                rank.session.event("failed", reason=why)  # its client answers with a release
 
     def _stand_by(self) -> None:
         """The run comes once everybody is prepared: have movers on devices ready for it."""
@@ -102,7 +108,7 @@ class Preparer:
         if rank.receiving is None:
             self._offer_ticket(rank, publication)
             return False
-        if over := self._superseded(rank, publication):
+        if over := self._driver.calls.superseded(rank, publication):
             rank.receiving, rank.told = None, None
             rank.session.event("failed", reason=over)
             return False
@@ -114,48 +120,8 @@ class Preparer:
             rank.session.event("relend", reason="the publication was abandoned for a newer one")
         return rank.lent_for == publication and not rank.relending
 
-    def _superseded(self, rank: LocalRank, publication: PubId) -> str:
-        """Why the receive that a rank is in will never end, as its replica is not in it; empty where it may end."""
-        lane, asked = self._driver.lane, rank.receiving
-        if lane is None or asked is None:
-            return ""
-        before = PubId(asked.generation, asked.revision)
-        if before >= publication:
-            return ""
-        if lane.lead.key != rank.key:
-            return LEFT if before <= self._lead_left(lane) else ""
-        if why := self._of_another_life(rank, before) or self._alone(lane, before):
-            rank.left = before
-            return f"superseded: {why}, {tuple(publication)} is next: take its ticket"
-        return ""
-
-    def _lead_left(self, lane: Lane) -> PubId:
-        """The newest publication whose receive the lead has left; it cannot call the next while others are in it."""
-        ack = self._driver.context.agreement.view.ack(self._driver.replica, lane.lead.node)
-        lead = self._driver.context.ranks.get(lane.lead.key)
-        return max(lead.served, lead.left) if lead else PubId(*ack.lead) if ack else NO_PUBLICATION
-
-    @staticmethod
-    def _of_another_life(rank: LocalRank, before: PubId) -> str:
-        """A lead that asks with a ticket of an earlier life of its rank: the others have done what that one said, or
-        wait for orders. While it is in that receive it can give none, and would wait until its time is over."""
-        return "" if rank.since is not None and rank.since <= before else f"it never had a ticket of {tuple(before)}"
-
-    def _alone(self, lane: Lane, before: PubId) -> str:
-        """A lead that has come back and receives what another rank serves already: that one need not be in the receive,
-        so it cannot lend for the next publication before the lead has called it to that."""
-        view, ranks = self._driver.context.agreement.view, self._driver.context.ranks
-        for slot in lane.members:
-            ack, here = view.ack(self._driver.replica, slot.node), ranks.get(slot.key)
-            ahead = here.served if here else PubId(*ack.ahead) if ack else NO_PUBLICATION
-            if ahead >= before:
-                return f"{slot.key if here else slot.node} serves {tuple(ahead)} already"
-        return ""
-
     def _offer_ticket(self, rank: LocalRank, publication: PubId) -> None:
         """The lead hears of the refit; the engine calls receive on every worker at its next step boundary."""
-        driver = self._driver
-        lane = driver.lane
-        ticket = driver.ticket("receive", publication)
-        if lane and lane.lead.key == rank.key and rank.told != (ticket.kind, publication, driver.token):
-            driver.tell(rank, ticket)
+        lane = self._driver.lane
+        if lane and lane.lead.key == rank.key:
+            self._driver.tell(rank, "receive", publication)

@@ -91,6 +91,7 @@ class LocalRank:
     offer: LocalOffer | None = None
     asked: dict[int, Offer] = field(default_factory=dict)  # offers whose report the trainer may still ask for, by seq
     receiving: Ticket | None = None  # an engine's open receive(): its memory is lent to us
+    sent_away: Ticket | None = None  # the receive that it was told to leave, which it will
     lent_word: int = 0  # the loan word that came with it
     lent_for: PubId | None = None  # the publication that the lent (or shadow) memory is being filled with
     complete: PubId | None = None  # the publication that the memory we fill holds as a whole, committed or not

@@ -1,0 +1,97 @@
+"""Whether a receive that a rank is in can still end: who was called to it, and who has come anew since."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from refitd.daemon.rank import NO_PUBLICATION, LocalRank
+from refitd.epoch.records import Lane, PubId, Slot
+
+if TYPE_CHECKING:
+    from refitd.daemon.lane import LaneDriver
+
+LEFT = "superseded: the replica's lead is not in that receive any more: take its next ticket"
+
+
+class Calls:
+    """The calls of one replica's lead, as far as this node can know of them."""
+
+    def __init__(self, driver: LaneDriver) -> None:
+        self._driver = driver
+        self._lives: dict[str, str] = {}  # incarnations of members, as they were last seen
+        self._anew: dict[str, int] = {}  # the token under which a member was first seen in its present life
+
+    def turned(self, lane: Lane, token: int) -> None:
+        """Remember who has come anew. Who sees the replica for the first time knows who had part in its last commit."""
+        commit = self._driver.context.agreement.view.commits.get(self._driver.replica)
+        before = self._lives or (commit.value.incarnations if commit else {})
+        for slot in lane.members:
+            if before.get(slot.key, slot.incarnation) != slot.incarnation:
+                self._anew[slot.key] = token
+        self._lives.update(lane.incarnations)
+
+    def void(self, rank: LocalRank, publication: PubId) -> str:
+        """Why a receive that may wait for somebody who does not lend will never end: that one was not called to it, as
+        its present life began after the ticket was given. Empty where it may end. The lead takes the ticket again."""
+        lane, ticket = self._driver.lane, rank.receiving
+        for slot in lane.members if lane and ticket else ():
+            if ticket and self._anew.get(slot.key, 0) > ticket.token and not self._lends(slot, publication):
+                return f"{slot.key} came anew and was not called to this receive: take the replica's next ticket"
+        return ""
+
+    def _lends(self, slot: Slot, publication: PubId) -> bool:
+        driver, here = self._driver, self._driver.context.ranks.get(slot.key)
+        if here:
+            return here.shadowed or here.receiving is not None or here.holds(publication)
+        ack = driver.context.agreement.view.ack(driver.replica, slot.node)
+        ready = ack is not None and ack.token == driver.token and PubId(ack.generation, ack.revision) == publication
+        return ready and ack is not None and ack.phase in ("prepared", "verified")
+
+    def lead_of_unapplied(self, publication: PubId) -> LocalRank | None:
+        """A lead of ours that serves what a shadow of its replica holds and its rank does not serve: that one came anew
+        after the lead had switched, and switches when the lead calls it."""
+        driver, lane = self._driver, self._driver.lane
+        lead = driver.context.ranks.get(lane.lead.key) if lane else None
+        if lane is None or lead is None or not lead.shadowed or lead.served != publication:
+            return None
+        acks = [driver.context.agreement.view.ack(driver.replica, node) for node in lane.member_nodes]
+        behind = any(ack is not None and PubId(*ack.served) < publication for ack in acks)
+        return lead if behind else None
+
+    def superseded(self, rank: LocalRank, publication: PubId) -> str:
+        """Why the receive that a rank is in will never end, as its replica is not in it; empty where it may end."""
+        lane, asked = self._driver.lane, rank.receiving
+        if lane is None or asked is None:
+            return ""
+        before = PubId(asked.generation, asked.revision)
+        if before >= publication:
+            return ""
+        if lane.lead.key != rank.key:
+            return LEFT if before <= self._lead_left(lane) else ""
+        if why := self._of_another_life(rank, before) or self._alone(lane, before):
+            rank.left = before
+            return f"superseded: {why}, {tuple(publication)} is next: take its ticket"
+        return ""
+
+    def _lead_left(self, lane: Lane) -> PubId:
+        """The newest publication whose receive the lead has left; it cannot call the next while others are in it."""
+        ack = self._driver.context.agreement.view.ack(self._driver.replica, lane.lead.node)
+        lead = self._driver.context.ranks.get(lane.lead.key)
+        return max(lead.served, lead.left) if lead else PubId(*ack.lead) if ack else NO_PUBLICATION
+
+    @staticmethod
+    def _of_another_life(rank: LocalRank, before: PubId) -> str:
+        """A lead that asks with a ticket of an earlier life of its rank: the others have done what that one said, or
+        wait for orders. While it is in that receive it can give none, and would wait until its time is over."""
+        return "" if rank.since is not None and rank.since <= before else f"it never had a ticket of {tuple(before)}"
+
+    def _alone(self, lane: Lane, before: PubId) -> str:
+        """A lead that has come back and receives what another rank serves already: that one need not be in the receive,
+        so it cannot lend for the next publication before the lead has called it to that."""
+        view, ranks = self._driver.context.agreement.view, self._driver.context.ranks
+        for slot in lane.members:
+            ack, here = view.ack(self._driver.replica, slot.node), ranks.get(slot.key)
+            ahead = here.served if here else PubId(*ack.ahead) if ack else NO_PUBLICATION
+            if ahead >= before:
+                return f"{slot.key if here else slot.node} serves {tuple(ahead)} already"
+        return ""

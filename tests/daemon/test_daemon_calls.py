@@ -1,0 +1,177 @@
+"""Whether a receive can still end, and who is told that it cannot."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from refitd.daemon.calls import Calls
+from refitd.daemon.lane import LaneDriver
+from refitd.daemon.rank import NO_PUBLICATION, LocalRank
+from refitd.epoch.codec import encode
+from refitd.epoch.records import Ack, Commit, PubId
+from refitd.epoch.view import View
+
+OLD, NEW = PubId(1, 28), PubId(1, 30)
+
+
+def calls(ranks: dict[str, Any], lead: PubId, ahead: PubId = NO_PUBLICATION) -> Calls:
+    """Of a lane whose lead's node says that the lead serves a publication, or has left its receive; ``ahead``: what the
+    other rank's node says that one serves."""
+    view = View()
+    view.put("acks/r0/a", encode(Ack(9, "digest", "prepared", *NEW, {}, served=(0, 0), lead=lead)), 5, 5)
+    view.put("acks/r0/b", encode(Ack(9, "digest", "built", 0, 0, {}, served=(0, 0), ahead=ahead)), 6, 6)
+    members = [SimpleNamespace(key=f"engine/r0/{rank}", node=node) for rank, node in enumerate("ab")]
+    lane = SimpleNamespace(lead=members[0] if members else None, members=members)
+    context = SimpleNamespace(agreement=SimpleNamespace(view=view), ranks=ranks)
+    return Calls(cast("LaneDriver", SimpleNamespace(context=context, lane=lane, replica="r0")))
+
+
+def waiting(rank: int, revision: int = OLD.revision, **more: PubId | None) -> LocalRank:
+    """A rank in a receive."""
+    receiving = SimpleNamespace(generation=1, revision=revision)
+    return cast("LocalRank", cast("Any", SimpleNamespace(key=f"engine/r0/{rank}", receiving=receiving, **more)))
+
+
+@pytest.mark.parametrize(("heard", "left_behind"), [(OLD, True), (PubId(1, 20), False)])
+def test_what_the_lead_heard_is_known_although_its_neighbour_missed_it(heard: PubId, left_behind: bool) -> None:
+    """The lead's node says what the lead serves, not only the oldest that any of its ranks serves."""
+    assert bool(calls({}, heard).superseded(waiting(1), NEW)) is left_behind
+
+
+@pytest.mark.parametrize(
+    ("since", "over"),
+    [(None, True), (NEW, True), (OLD, False), (NO_PUBLICATION, False)],
+    ids=["no ticket yet", "newer ones only", "this one", "an older daemon's"],
+)
+def test_a_lead_with_a_ticket_of_another_life_is_sent_away(since: PubId | None, over: bool) -> None:
+    """Its mates are not in that receive, and it can order them nowhere; one that was given it may go on."""
+    lead = waiting(0, since=since, left=NO_PUBLICATION, served=NO_PUBLICATION)
+    found = calls({lead.key: lead}, NO_PUBLICATION)
+    assert bool(found.superseded(lead, NEW)) is over
+    assert lead.left == (OLD if over else NO_PUBLICATION)
+    mate = waiting(1)
+    assert bool(found.superseded(mate, NEW)) is over, "whoever is in that receive with it must leave it, too"
+
+
+def test_a_lead_that_asks_for_what_its_lane_goes_for_may_stay() -> None:
+    """Whoever gave it the ticket: its mates have that publication, or are in that receive."""
+    lead = waiting(0, NEW.revision, since=None, left=NO_PUBLICATION, served=NO_PUBLICATION)
+    assert calls({lead.key: lead}, NO_PUBLICATION).superseded(lead, NEW) == ""
+
+
+@pytest.mark.parametrize("here", [True, False], ids=["a rank of this node", "another node's rank"])
+@pytest.mark.parametrize(("serves", "over"), [(OLD, True), (NEW, True), (PubId(1, 20), False), (NO_PUBLICATION, False)])
+def test_a_lead_that_came_back_does_not_wait_for_a_rank_that_has_it_already(
+    here: bool, serves: PubId, over: bool
+) -> None:
+    """That one is in no receive, and lends for the next publication only when the lead has called it."""
+    lead = waiting(0, since=OLD, left=NO_PUBLICATION, served=NO_PUBLICATION)
+    ranks = {lead.key: lead}
+    if here:
+        mate = cast("LocalRank", cast("Any", SimpleNamespace(key="engine/r0/1", receiving=None, served=serves)))
+        ranks[mate.key] = mate
+    found = calls(ranks, NO_PUBLICATION, NO_PUBLICATION if here else serves)
+    assert bool(found.superseded(lead, NEW)) is over
+    assert lead.left == (OLD if over else NO_PUBLICATION)
+
+
+LIVES = {"engine/r0/0": "a1", "engine/r0/1": "b1"}
+AGAIN = {**LIVES, "engine/r0/1": "b2"}
+
+
+def pair(lives: dict[str, str]) -> Any:
+    """A lane of two, each on its node."""
+    members = [
+        SimpleNamespace(key=key, node=node, incarnation=lives[key]) for key, node in zip(lives, "ab", strict=False)
+    ]
+    return SimpleNamespace(lead=members[0] if members else None, members=members, incarnations=lives)
+
+
+def turned(ack: Ack | None, *turns: tuple[int, dict[str, str]], commit: dict[str, str] | None = None) -> Calls:
+    """On node a, after turns of the lane, with what node b says."""
+    view = View()
+    if commit:
+        view.put("commits/r0", encode(Commit(*OLD, 1, 3, commit, 1)), 4, 4)
+    if ack:
+        view.put("acks/r0/b", encode(ack), 6, 6)
+    driver = SimpleNamespace(context=SimpleNamespace(agreement=SimpleNamespace(view=view), ranks={}), replica="r0")
+    found = Calls(cast("LaneDriver", driver))
+    for driver.token, lives in turns:
+        driver.lane = pair(lives)
+        found.turned(driver.lane, driver.token)
+    return found
+
+
+def called(token: int) -> LocalRank:
+    """A lead in a receive to which it was called under a token."""
+    receiving = SimpleNamespace(generation=1, revision=NEW.revision, token=token)
+    return cast("LocalRank", cast("Any", SimpleNamespace(key="engine/r0/0", receiving=receiving)))
+
+
+def says(token: int, phase: str, publication: PubId) -> Ack:
+    return Ack(token, "digest", phase, *publication, {}, served=(0, 0))
+
+
+BUILT = says(9, "built", NO_PUBLICATION)
+
+
+@pytest.mark.parametrize(
+    ("token", "ack", "void"),
+    [
+        (5, BUILT, True),
+        (5, None, True),
+        (5, says(5, "prepared", NEW), True),
+        (5, says(9, "prepared", OLD), True),
+        (5, says(9, "prepared", NEW), False),
+        (5, says(9, "verified", NEW), False),
+        (9, BUILT, False),
+    ],
+    ids=["not lent", "nothing said", "before the turn", "another one", "lent", "has it", "called since"],
+)
+def test_a_receive_to_which_a_mate_was_not_called_is_void(token: int, ack: Ack | None, void: bool) -> None:
+    """It came anew under token 9; who was called before waits for it in vain, unless it lends by itself."""
+    found = turned(ack, (5, LIVES), (9, AGAIN))
+    why = "engine/r0/1 came anew and was not called to this receive: take the replica's next ticket"
+    assert found.void(called(token), NEW) == (why if void else "")
+
+
+def test_turns_for_other_reasons_void_nothing() -> None:
+    """Also when the replica was not whole in between, and from its third turn on."""
+    assert turned(BUILT, (5, LIVES), (7, {}), (9, LIVES)).void(called(5), NEW) == ""
+    assert turned(BUILT, (5, LIVES), (7, {}), (8, AGAIN), (9, AGAIN)).void(called(8), NEW) == ""
+    assert turned(BUILT, (5, LIVES), (7, {}), (8, AGAIN), (9, AGAIN)).void(called(7), NEW) != ""
+
+
+def test_a_daemon_that_comes_anew_knows_the_lives_of_the_last_commit() -> None:
+    """Where there is none it knows nothing, and lets who is in a receive wait."""
+    assert turned(BUILT, (9, AGAIN), commit=LIVES).void(called(5), NEW) != ""
+    assert turned(BUILT, (9, AGAIN), commit=AGAIN).void(called(5), NEW) == ""
+    assert turned(BUILT, (9, AGAIN)).void(called(5), NEW) == ""
+
+
+@pytest.mark.parametrize(("lends", "void"), [("receiving", False), ("holds", False), ("shadowed", False), ("", True)])
+def test_a_mate_of_this_node_is_asked_itself(lends: str, void: bool) -> None:
+    found = turned(None, (5, LIVES), (9, AGAIN))
+    mate = SimpleNamespace(
+        receiving=lends == "receiving" or None, holds=lambda _asked: lends == "holds", shadowed=lends == "shadowed"
+    )
+    cast("Any", found._driver).context.ranks["engine/r0/1"] = mate
+    assert bool(found.void(called(5), NEW)) is void
+
+
+@pytest.mark.parametrize(
+    ("served", "shadowed", "behind", "called"),
+    [(NEW, True, NO_PUBLICATION, True), (NEW, True, NEW, False), (OLD, True, OLD, False), (NEW, False, OLD, False)],
+    ids=["a mate serves nothing", "all serve it", "the lead has not switched", "in_place"],
+)
+def test_a_lead_that_serves_is_to_call_a_shadow_that_came_anew(
+    served: PubId, shadowed: bool, behind: PubId, called: bool
+) -> None:
+    found = turned(Ack(9, "digest", "verified", *NEW, {}, served=behind), (9, AGAIN))
+    driver = cast("Any", found._driver)
+    driver.lane.member_nodes = ["a", "b"]
+    lead = driver.context.ranks["engine/r0/0"] = SimpleNamespace(shadowed=shadowed, served=served)
+    assert found.lead_of_unapplied(NEW) is (lead if called else None)
