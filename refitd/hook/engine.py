@@ -114,9 +114,10 @@ class Engine:
             time.sleep(min(max(deadline - time.monotonic(), 0.0), _BACKOFF[0]))
 
     def _take(self) -> Ticket | None:
-        """Hand the offered ticket out. For a shadow this is the commit: on the page first, then told."""
+        """Hand the offered ticket out. For a shadow this is the commit: on the page first, then told. One for what is
+        served already is for another rank of the replica, and stays an offer."""
         ticket = self._offered
-        if ticket is not None and ticket.kind == "apply":
+        if ticket is not None and ticket.kind == "apply" and not self._serves(ticket):
             self._taken, self._offered = ticket, None
             self.client.page.take(_taken(ticket))
             self.client.tell("committed", ticket=ticket.to_json())
@@ -138,9 +139,11 @@ class Engine:
 
     def _repeat(self, ticket: Ticket) -> None:
         """A daemon that does not know whether its commit arrived asks again: say yes where it did."""
-        page = self.client.page
-        if not self.dirty and _taken(ticket) == (page.generation, page.revision, page.token):
+        if self._serves(ticket) and ticket.token == self.client.page.token:
             self._tell_done(ticket)
+
+    def _serves(self, ticket: Ticket) -> bool:
+        return not self.dirty and self.publication == (ticket.generation, ticket.revision)
 
     def receive(self, ticket: Ticket, tensors: Mapping[str, Any], timeout: float | None = None) -> Ticket:
         """``in_place``, on every worker of the paused replica: lend the weights' memory and return when committed.

@@ -359,6 +359,20 @@ def test_taken_ticket_is_frozen(daemon: FakeDaemon, shadowed: tuple[Engine, int]
     assert [message["ticket"]["revision"] for message in daemon.of("committed")] == [8, 9]
 
 
+def test_a_ticket_to_apply_what_is_served_is_not_taken(daemon: FakeDaemon, shadowed: tuple[Engine, int]) -> None:
+    """It is for another rank of the replica. Whoever does nothing about it is not stuck with it: the next one comes."""
+    engine, _shadow = shadowed
+    daemon.page(KEY).set_shadow_publication(1, 7)
+    engine.apply(APPLY, {"w": torch.zeros(4)})
+    again = Ticket.from_json({**APPLY.to_json(), "token": APPLY.token + 1})
+    daemon.say(KEY, "ticket", ticket=again.to_json())
+    assert engine.pending(wait=10) == again
+    assert daemon.page(KEY).taken == Taken(1, 7, APPLY.token)
+    daemon.say(KEY, "ticket", ticket=_newer(APPLY).to_json())
+    assert engine.pending(wait=10) == _newer(APPLY)
+    assert daemon.page(KEY).taken == Taken(1, 8, APPLY.token)
+
+
 def test_apply_of_another_shadow(daemon: FakeDaemon, shadowed: tuple[Engine, int]) -> None:
     """A shadow that holds another publication is refused before a byte moves, and the ticket is given up."""
     engine, _shadow = shadowed

@@ -140,7 +140,7 @@ class SimEngine(SimClient):
 
     async def _obey(self, ticket: Ticket) -> bool:
         """Carry a ticket out; whether this rank could."""
-        if self.of.skips and not self.page.dirty and self.publication == (ticket.generation, ticket.revision):
+        if self.of.skips and self._serves(ticket):
             return True
         while True:
             try:
@@ -161,7 +161,8 @@ class SimEngine(SimClient):
     # Tickets.
 
     def _pending(self) -> Ticket | None:
-        if self._taken is None and self._offered is not None and self._offered.kind == "apply":
+        offered = self._offered
+        if self._taken is None and offered and offered.kind == "apply" and not self._serves(offered):
             self._taken, self._offered = self._offered, None
             self.page.take(_taken(self._taken))
             self.tell("committed", ticket=self._taken.to_json())
@@ -179,8 +180,11 @@ class SimEngine(SimClient):
             self._offered = None if event["ticket"] is None else Ticket.from_json(event["ticket"])
         elif event["event"] == "commit":
             ticket = Ticket.from_json(event["ticket"])
-            if not self.page.dirty and _taken(ticket) == (*self.publication, self.page.token):
+            if self._serves(ticket) and ticket.token == self.page.token:
                 self._tell_done(ticket)
+
+    def _serves(self, ticket: Ticket) -> bool:
+        return not self.page.dirty and self.publication == (ticket.generation, ticket.revision)
 
     def _switch(self, ticket: Ticket) -> None:
         page = self.page
