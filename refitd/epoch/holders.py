@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import itertools
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
@@ -11,25 +13,60 @@ from refitd.epoch.view import View
 
 # Whether layouts (by digest), one a rank, hold between them every element that the replica needs.
 Covers = Callable[[str, Iterable[str]], bool]
+ENOUGH = 2  # a lane reads from so many engine ranks for each of its own, where there are more
 _HOLDER_KINDS = ("members", "offers", "generation", "publication", "commits", "refits")
+
+
+class Group(NamedTuple):
+    """Slots of one replica or run, by rank, with their layouts' digests."""
+
+    name: str
+    ids: tuple[SlotId, ...]
+    digests: tuple[str, ...]
+
+    def without(self, excluded: set[SlotId]) -> Group:
+        if excluded.isdisjoint(self.ids):
+            return self
+        kept = [pair for pair in zip(self.ids, self.digests, strict=True) if pair[0] not in excluded]
+        return Group(self.name, tuple(slot for slot, _digest in kept), tuple(digest for _slot, digest in kept))
 
 
 class Side(NamedTuple):
     """Slots of one side that may be read from, by group and rank."""
 
+    groups: tuple[Group, ...]
     ids: tuple[SlotId, ...]
     digests: tuple[str, ...]
 
+    @staticmethod
+    def of(groups: Iterable[Group]) -> Side:
+        found = tuple(groups)
+        chain = itertools.chain.from_iterable
+        return Side(found, tuple(chain(g.ids for g in found)), tuple(chain(g.digests for g in found)))
+
     def without(self, own: str, excluded: set[SlotId]) -> Side:
         """All but the ranks of one group and some others."""
-        if not excluded and not (self.ids and own < self.ids[-1].key and self.ids[0].key.startswith("engine/")):
+        if excluded.isdisjoint(self.ids) and all(group.name != own for group in self.groups):
             return self
-        kept = [
-            (slot, digest)
-            for slot, digest in zip(self.ids, self.digests, strict=True)
-            if slot not in excluded and not slot.key.startswith(own)
-        ]
-        return Side(tuple(slot for slot, _digest in kept), tuple(digest for _slot, digest in kept))
+        return Side.of(group.without(excluded) for group in self.groups if group.name != own)
+
+    def few(
+        self, own: str, excluded: set[SlotId], enough: int, covers: Callable[[tuple[str, ...]], bool]
+    ) -> Side | None:
+        """Groups with so many slots, or more, that hold everything; all, where no fewer do. They are taken in a circle
+        from the one that sorts after ``own``, so that not all lanes ask the same."""
+        after = bisect_right(self.groups, own, key=lambda group: group.name)
+        chosen, size, tried = list[Group](), 0, set[str]()
+        others = [group for group in (*self.groups[after:], *self.groups[:after]) if group.name != own]
+        for number, group in enumerate(others, 1):
+            chosen.append(group.without(excluded))
+            size += len(chosen[-1].ids)
+            if size >= enough or number == len(others):
+                side = Side.of(sorted(chosen))
+                if not tried.issuperset(side.digests) and covers(side.digests):
+                    return side
+                tried.update(side.digests)
+        return None
 
 
 class Pool(NamedTuple):
@@ -113,30 +150,38 @@ def _group_and_rank(key: str) -> tuple[str, int]:
 
 
 def choose_sources(
-    view: View, lane: Lane | None, replica: str, publication: PubId | None, excluded: set[SlotId], covers: Covers
+    view: View,
+    lane: Lane | None,
+    replica: str,
+    publication: PubId | None,
+    excluded: set[SlotId],
+    covers: Covers,
+    world: int = 1,
 ) -> tuple[tuple[SlotId, ...], str]:
-    """Slots that a lane reads from, by group and rank, and why these; empty where nobody holds the whole model.
+    """Slots that a lane of ``world`` members reads from, by group and rank, and why these; empty where nobody holds the
+    whole model.
 
     The present sources stay as long as they hold what is needed and want to stay: a refit under way is not turned for
-    a better idea. Neighbours that committed come before trainers, so that a joiner leaves the trainers alone. Nodes
-    that drain or are parked serve only what nobody else has.
+    a better idea. Neighbours that committed come before trainers, so that a joiner leaves the trainers alone; of many
+    of them only some, for all nodes of a source have part in the lane and in its turns. Nodes that drain or are parked
+    serve only what nobody else has.
     """
     pool = _pool(view, publication)
-    own = f"engine/{replica}/"
+    own = f"engine/{replica}"
     leaving = draining(view) | set(view.parked)
     as_before = publication and lane and lane.sources and _all_hold(view, publication, lane)
     if lane and as_before and excluded.isdisjoint(lane.source_ids) and leaving.isdisjoint(lane.source_nodes):
         return lane.sources, "the sources are as before"
     for engines, lenders in pool.tiers:
+        if few := engines.few(own, excluded, ENOUGH * world, lambda digests: covers(replica, digests)):
+            return few.ids, "replicas that committed it"
         replicas, ranks = engines.without(own, excluded), lenders.without(own, excluded)
-        for sides, reason in (
-            ([replicas], "replicas that committed it"),
-            ([ranks], "trainer ranks of the generation"),
-            ([replicas, ranks], "replicas and trainers together"),
+        for ids, digests, reason in (
+            (ranks.ids, ranks.digests, "trainer ranks of the generation"),
+            (replicas.ids + ranks.ids, replicas.digests + ranks.digests, "replicas and trainers together"),
         ):
-            digests = sides[0].digests if len(sides) == 1 else replicas.digests + ranks.digests
-            if digests and covers(replica, digests):
-                return (sides[0].ids if len(sides) == 1 else replicas.ids + ranks.ids), reason
+            if ranks.ids and covers(replica, digests):
+                return ids, reason
     return (), "no live holder of every region"
 
 
@@ -163,8 +208,14 @@ def _make_pool(view: View, publication: PubId | None) -> Pool:
 
 
 def _side(view: View, slots: list[Slot], prefix: str) -> Side:
-    ours, ids = [slot for slot in slots if slot.key.startswith(prefix)], view.ids()
-    return Side(tuple(ids[slot.key] for slot in ours), tuple(slot.digest for slot in ours))
+    ids, groups = view.ids(), dict[str, list[Slot]]()
+    for slot in slots:
+        if slot.key.startswith(prefix):
+            groups.setdefault(natural(slot)[0], []).append(slot)
+    return Side.of(
+        Group(name, tuple([ids[slot.key] for slot in found]), tuple([slot.digest for slot in found]))
+        for name, found in groups.items()
+    )
 
 
 def hold_already(view: View, lane: Lane, members: Iterable[Slot], target: PubId) -> bool:

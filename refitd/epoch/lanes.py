@@ -31,7 +31,7 @@ def desired_lane(view: View, replica: str, covers: Covers, silent: frozenset[tup
         return members
     if lane and target and members == lane.members and verified(view, lane, target):
         return lane  # the sources have done their part; losing one now costs nothing
-    sources, reason = choose_sources(view, lane, replica, target, barred, covers)
+    sources, reason = choose_sources(view, lane, replica, target, barred, covers, len(members))
     if not sources:
         if not (lane and target and hold_already(view, lane, members, target)):
             return reason

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from epoch_records import E0, E1, NONE, T0, T1, Book, all_ack, covers, info, standard
 
-from refitd.epoch.holders import choose_sources, holders, trainers
+from refitd.epoch.holders import Group, Side, choose_sources, holders, trainers
 from refitd.epoch.lanes import NOBODY, desired_lane, differs, target_of
-from refitd.epoch.records import Exclusion, Lane, PubId, Suspicion
+from refitd.epoch.records import Exclusion, Lane, PubId, SlotId, Suspicion
 from refitd.epoch.suspicion import judge
 
 R1 = "engine/r1/0"
@@ -82,6 +82,42 @@ def test_sources_stay_as_long_as_they_hold_what_is_needed() -> None:
     )
     slots, reason = choose_sources(book.view, lane, "r1", target, {book.slot(T0).id}, covers)
     assert ([slot.key for slot in slots], reason) == ([E0, E1], "replicas that committed it")
+
+
+def replicas(*names: str) -> Side:
+    """Committed replicas of two ranks each; a rank's layout is named by its number."""
+    slots = {name: [SlotId(f"{name}/{rank}", name, 1, 1) for rank in range(2)] for name in names}
+    return Side.of(Group(name, tuple(ids), ("half 0", "half 1")) for name, ids in slots.items())
+
+
+@pytest.mark.parametrize(
+    ("own", "world", "chosen"),
+    [("r3", 1, ["r4"]), ("r3", 2, ["r4", "r5"]), ("r5", 2, ["r1", "r2"]), ("r4", 2, ["r1", "r5"]), ("r0", 1, ["r1"]),
+     ("r9", 4, ["r1", "r2", "r3", "r4"]), ("r2", 9, ["r1", "r3", "r4", "r5"])],
+)  # fmt: skip
+def test_a_lane_reads_from_some_of_many_replicas(own: str, world: int, chosen: list[str]) -> None:
+    """Two ranks for each of its own, or all there are; from the next in a circle, so not all lanes ask the same."""
+    few = replicas("r1", "r2", "r3", "r4", "r5").few(own, set(), 2 * world, lambda digests: len(set(digests)) == 2)
+    assert few is not None
+    assert [group.name for group in few.groups] == chosen
+    assert [slot.key for slot in few.ids] == [f"{name}/{rank}" for name in chosen for rank in range(2)]
+
+
+def test_more_replicas_are_asked_where_few_do_not_hold_everything() -> None:
+    """Excluded ranks hold nothing; what the same layouts did not hold is not asked again; none where all do not do."""
+    side, asked = replicas("r1", "r2", "r3"), list[tuple[str, ...]]()
+
+    def covers(digests: tuple[str, ...]) -> bool:
+        asked.append(digests)
+        return set(digests) == {"half 0", "half 1"}
+
+    out = {SlotId(f"r{number}/1", f"r{number}", 1, 1) for number in (1, 2)}
+    few = side.few("r0", out, 1, covers)
+    assert few is not None
+    assert [slot.key for slot in few.ids] == ["r1/0", "r2/0", "r3/0", "r3/1"]
+    assert asked == [("half 0",), ("half 0", "half 0", "half 0", "half 1")]
+    assert side.few("r0", {*out, SlotId("r3/1", "r3", 1, 1)}, 1, covers) is None
+    assert replicas().few("r0", set(), 1, covers) is None
 
 
 def test_a_replica_is_no_source_of_its_own() -> None:
