@@ -69,7 +69,7 @@ class Calls:
         if lane.lead.key != rank.key:
             return LEFT if before <= self._lead_left(lane) else ""
         if why := self._of_another_life(rank, before) or self._alone(lane, before):
-            rank.left = before
+            rank.left = max(rank.left, before)
             return f"superseded: {why}, {tuple(publication)} is next: take its ticket"
         return ""
 
@@ -82,7 +82,10 @@ class Calls:
     @staticmethod
     def _of_another_life(rank: LocalRank, before: PubId) -> str:
         """A lead that asks with a ticket of an earlier life of its rank: the others have done what that one said, or
-        wait for orders. While it is in that receive it can give none, and would wait until its time is over."""
+        wait for orders. While it is in that receive it can give none, and would wait until its time is over. The same
+        where it was told to leave, and took that ticket again: the others do not stay."""
+        if before <= rank.left:
+            return f"its lead has left {tuple(rank.left)}"
         return "" if rank.since is not None and rank.since <= before else f"it never had a ticket of {tuple(before)}"
 
     def _alone(self, lane: Lane, before: PubId) -> str:

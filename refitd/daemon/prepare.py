@@ -69,8 +69,7 @@ class Preparer:
             asked = rank.receiving
             if asked and asked is not rank.sent_away and (why := self._driver.calls.void(rank, publication)):
                 rank.sent_away = asked
-                self._offer_ticket(rank, publication)  # first, or a lead would take the old one again
-                rank.session.event("failed", reason=why)  # its client answers with a release
+                self._send_away(rank, publication, why)
 
     def _stand_by(self) -> None:
         """The run comes once everybody is prepared: have movers on devices ready for it."""
@@ -109,8 +108,8 @@ class Preparer:
             self._offer_ticket(rank, publication)
             return False
         if over := self._driver.calls.superseded(rank, publication):
-            rank.receiving, rank.told = None, None
-            rank.session.event("failed", reason=over)
+            self._send_away(rank, publication, over)
+            rank.receiving = None
             return False
         if rank.lent_for is None:
             rank.fill(publication)
@@ -119,6 +118,13 @@ class Preparer:
             rank.relending = True
             rank.session.event("relend", reason="the publication was abandoned for a newer one")
         return rank.lent_for == publication and not rank.relending
+
+    def _send_away(self, rank: LocalRank, publication: PubId, reason: str) -> None:
+        """A receive has failed; its client lets go of the memory. A lead hears of its next ticket first, or it would
+        take the old one again."""
+        rank.told = None
+        self._offer_ticket(rank, publication)
+        rank.session.event("failed", reason=reason)
 
     def _offer_ticket(self, rank: LocalRank, publication: PubId) -> None:
         """The lead hears of the refit; the engine calls receive on every worker at its next step boundary."""

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from refitd.daemon.calls import Calls
+from refitd.daemon.calls import LEFT, Calls
 from refitd.daemon.lane import LaneDriver
 from refitd.daemon.rank import NO_PUBLICATION, LocalRank
 from refitd.epoch.codec import encode
@@ -54,6 +54,14 @@ def test_a_lead_with_a_ticket_of_another_life_is_sent_away(since: PubId | None, 
     assert lead.left == (OLD if over else NO_PUBLICATION)
     mate = waiting(1)
     assert bool(found.superseded(mate, NEW)) is over, "whoever is in that receive with it must leave it, too"
+
+
+def test_a_lead_that_takes_a_ticket_again_that_it_was_sent_away_with_is_sent_away_again() -> None:
+    """Its mates are told that it has left that receive, and would not stay with it."""
+    lead = waiting(0, since=OLD, left=OLD, served=NO_PUBLICATION)
+    found = calls({lead.key: lead}, NO_PUBLICATION)
+    assert found.superseded(waiting(1), NEW) == LEFT
+    assert found.superseded(lead, NEW) == "superseded: its lead has left (1, 28), (1, 30) is next: take its ticket"
 
 
 def test_a_lead_that_asks_for_what_its_lane_goes_for_may_stay() -> None:
