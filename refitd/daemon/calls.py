@@ -22,22 +22,37 @@ class Calls:
         self._anew: dict[str, int] = {}  # the token under which a member was first seen in its present life
 
     def turned(self, lane: Lane, token: int) -> None:
-        """Remember who has come anew. Who sees the replica for the first time knows who had part in its last commit."""
+        """Remember who has come anew. Who sees the replica for the first time knows who had part in its last commit:
+        another life of one of those began after it."""
         commit = self._driver.context.agreement.view.commits.get(self._driver.replica)
-        before = self._lives or (commit.value.incarnations if commit else {})
+        before, since = self._lives, token
+        if not before and commit:
+            before, since = commit.value.incarnations, commit.value.token + 1
         for slot in lane.members:
             if before.get(slot.key, slot.incarnation) != slot.incarnation:
-                self._anew[slot.key] = token
-        self._lives.update(lane.incarnations)
+                self._anew[slot.key] = since
+        self._lives = self._lives | lane.incarnations
 
-    def void(self, rank: LocalRank, publication: PubId) -> str:
-        """Why a receive that may wait for somebody who does not lend will never end: that one was not called to it, as
-        its present life began after the ticket was given. Empty where it may end. The lead takes the ticket again."""
+    def judge(self, lead: LocalRank, publication: PubId) -> None:
+        """For the lead's node, where somebody does not lend: receives to which that one was not called, as its present
+        life began after their ticket was given, are void. The lead's ack says so to the others."""
+        lane, came = self._driver.lane, self._anew.get(lead.key, 0)
+        called = lead.receiving.token if lead.receiving else came - 1
+        for slot in lane.members if lane else ():
+            if self._anew.get(slot.key, 0) > called >= 0 and not self._lends(slot, publication):
+                lead.void = max(lead.void, called)
+
+    def void(self, rank: LocalRank) -> str:
+        """Why the lead's node takes the receive that a rank is in for void; empty where it does not."""
         lane, ticket = self._driver.lane, rank.receiving
-        for slot in lane.members if lane and ticket else ():
-            if ticket and self._anew.get(slot.key, 0) > ticket.token and not self._lends(slot, publication):
-                return f"{slot.key} came anew and was not called to this receive: take the replica's next ticket"
-        return ""
+        if lane is None or ticket is None:
+            return ""
+        lead = self._driver.context.ranks.get(lane.lead.key)
+        ack = self._driver.context.agreement.view.ack(self._driver.replica, lane.lead.node)
+        if ticket.token > (lead.void if lead else ack.void if ack else 0):
+            return ""
+        who = sorted(key for key, token in self._anew.items() if token > ticket.token)
+        return f"{', '.join(who) or 'a rank'} came anew and was not called to this receive: take the next ticket"
 
     def _lends(self, slot: Slot, publication: PubId) -> bool:
         driver, here = self._driver, self._driver.context.ranks.get(slot.key)
@@ -48,8 +63,8 @@ class Calls:
         return ready and ack is not None and ack.phase in ("prepared", "verified")
 
     def lead_of_unapplied(self, publication: PubId) -> LocalRank | None:
-        """A lead of ours that serves what a shadow of its replica holds and its rank does not serve: that one came anew
-        after the lead had switched, and switches when the lead calls it."""
+        """A lead of ours that serves what a shadow of its replica holds and its rank does not serve yet. Where that one
+        came anew after the lead had switched, it switches when the lead calls it."""
         driver, lane = self._driver, self._driver.lane
         lead = driver.context.ranks.get(lane.lead.key) if lane else None
         if lane is None or lead is None or not lead.shadowed or lead.served != publication:

@@ -148,9 +148,13 @@ class LaneDriver:
         self._enter(Stage("gone", None, why))
 
     def _withdraw_ticket(self) -> None:
-        """An engine that has not paused yet has no reason to any more."""
+        """An engine that has not paused yet has no reason to any more. A ticket to apply that was taken stays."""
         lead = self.context.ranks.get(f"engine/{self.replica}/0")
-        if lead and lead.told and lead.told[0] == "receive" and not lead.receiving:
+        if lead is None or lead.told is None or lead.receiving:
+            return
+        kind, _publication, token = lead.told
+        taken = lead.page.taken
+        if kind == "receive" or (kind == "apply" and (taken is None or taken.token != token)):
             lead.told = None
             lead.session.event("ticket", ticket=None)
 
@@ -246,8 +250,10 @@ class LaneDriver:
             await self._committed(publication)  # the other ranks wait for it: before anybody tidies up
 
     async def _committed(self, publication: PubId) -> None:
-        self._withdraw_ticket()  # of a lead that had it already, and was to call its mates
-        if self.stage_seconds > CALL_SECONDS and (lead := self.calls.lead_of_unapplied(publication)):
+        lead = self.calls.lead_of_unapplied(publication)
+        if lead is None:
+            self._withdraw_ticket()  # of a lead that had it already, and was to call its mates
+        elif self.stage_seconds > CALL_SECONDS:
             self.tell(lead, "apply", publication)
         for rank in self.my_members():
             if rank.receiving and rank.lent_for == publication:
@@ -269,10 +275,14 @@ class LaneDriver:
         if await agreement.write(key, None, agreement.view.revision_of(key), guards=[guard]):
             self._log.warning("commit_void", rank=rank.key, reason="it took its memory back before it heard of it")
 
-    def taken_back(self, rank: LocalRank) -> None:
+    def taken_back(self, rank: LocalRank, what: str = "took its memory back") -> None:
         """A receive was given up: whatever was said of that memory under this token is void."""
         if self.prepared is not None:
-            self.fail((), f"{rank.key} took its memory back")
+            self.fail((), f"{rank.key} {what}")
+
+    def lends_anew(self, rank: LocalRank) -> None:
+        """Before a rank lends: where it had to lend nothing, as it held the publication, it is written again now."""
+        self.taken_back(rank, "lends what it held")
 
     def tell(self, rank: LocalRank, kind: str, publication: PubId) -> None:
         """Send a ticket to receive or to apply, or the ``commit`` of a receive; once under one token."""

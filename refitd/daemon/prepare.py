@@ -58,16 +58,16 @@ class Preparer:
     def _call(self, lane: Lane, publication: PubId) -> None:
         """Only a lead calls its mates, and who came anew waits for that call. Where somebody does not lend, a lead that
         holds the publication gets the ticket all the same, and whoever is in a receive that began before leaves it."""
-        if self._since is None or self._since[0] != publication:
+        if self._since is None or self._since[0] != publication or self._driver.context.agreement.away:
             self._since = publication, time.monotonic()
-        if time.monotonic() - self._since[1] <= CALL_SECONDS:
-            return
         lead = self._driver.context.ranks.get(lane.lead.key)
-        if lead is not None and not lead.shadowed and lead.holds(publication):
-            self._offer_ticket(lead, publication)
+        if lead and not lead.shadowed and time.monotonic() - self._since[1] > CALL_SECONDS:
+            if lead.holds(publication):
+                self._offer_ticket(lead, publication)
+            self._driver.calls.judge(lead, publication)
         for rank in self._driver.my_members():
             asked = rank.receiving
-            if asked and asked is not rank.sent_away and (why := self._driver.calls.void(rank, publication)):
+            if asked and asked is not rank.sent_away and (why := self._driver.calls.void(rank)):
                 rank.sent_away = asked
                 self._send_away(rank, publication, why)
 

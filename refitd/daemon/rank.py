@@ -100,6 +100,7 @@ class LocalRank:
     told_at: float = 0.0  # when (monotonic seconds)
     since: PubId | None = None  # of the first ticket that this life of the client can have been given; None: none yet
     left: PubId = NO_PUBLICATION  # as the lead: it was told that its receive of this one, or an older one, is over
+    void: int = 0  # as the lead: receives of tickets given under this token, or before, are over
     step: int = 0
     came_with: PubId = NO_PUBLICATION  # what the client served when it registered
     device: str | None = None  # UUID: where its weights will probably be

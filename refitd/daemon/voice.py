@@ -73,25 +73,26 @@ class Voice:
         each = [rank.served for rank in driver.my_members()]
         served, ahead = min(each, default=NO_PUBLICATION), max(each, default=NO_PUBLICATION)
         digest = built.plan.digest if built else ""
+        lead, void = self._lead()
         if self.failure:
             edge, reason, permanent = self.failure
             if time.monotonic() < self._after:
                 return None
-            return Ack(
-                driver.token, digest, "failed", 0, 0, {}, served, edge, reason[:_REASON], permanent, self._lead(), ahead
-            )
+            reason = reason[:_REASON]
+            return Ack(driver.token, digest, "failed", 0, 0, {}, served, edge, reason, permanent, lead, ahead, void)
         if not built or not built.ready:
             return None
         phase, publication = self._progress()
         held = {key: driver.context.keep_blob(held.to_bytes()) for key, held in sorted(driver.held.items())}
         shown = held if phase != "built" else {}
-        return Ack(driver.token, digest, phase, *publication, shown, served, lead=self._lead(), ahead=ahead)
+        return Ack(driver.token, digest, phase, *publication, shown, served, lead=lead, ahead=ahead, void=void)
 
-    def _lead(self) -> PubId:
-        """What the lead serves or was sent away from, for nodes whose ranks still wait in that receive."""
+    def _lead(self) -> tuple[PubId, int]:
+        """What the lead serves or was sent away from, and up to which ticket receives are void, for nodes whose ranks
+        may still wait in one."""
         lane = self._driver.lane
         lead = self._driver.context.ranks.get(lane.lead.key) if lane and lane.members else None
-        return max(lead.served, lead.left) if lead else NO_PUBLICATION
+        return (max(lead.served, lead.left), lead.void) if lead else (NO_PUBLICATION, 0)
 
     def _progress(self) -> tuple[str, PubId]:
         prepared, attempt = self._driver.prepared, self._driver.attempt

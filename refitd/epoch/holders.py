@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping
+import zlib
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from refitd.epoch.records import Lane, OfferId, PubId, Slot, SlotId, life_of
@@ -13,6 +13,7 @@ from refitd.epoch.view import View
 
 # Whether layouts (by digest), one a rank, hold between them every element that the replica needs.
 Covers = Callable[[str, Iterable[str]], bool]
+Covering = Callable[[tuple[str, ...]], bool]  # the same for one replica
 ENOUGH = 2  # a lane reads from so many engine ranks for each of its own, where there are more
 _HOLDER_KINDS = ("members", "offers", "generation", "publication", "commits", "refits")
 
@@ -51,13 +52,14 @@ class Side(NamedTuple):
         return Side.of(group.without(excluded) for group in self.groups if group.name != own)
 
     def few(
-        self, own: str, excluded: set[SlotId], enough: int, covers: Callable[[tuple[str, ...]], bool]
+        self, own: str, excluded: set[SlotId], enough: int, covers: Covering, before: Collection[str] = ()
     ) -> Side | None:
-        """Groups with so many slots, or more, that hold everything; all, where no fewer do. They are taken in a circle
-        from the one that sorts after ``own``, so that not all lanes ask the same."""
-        after = bisect_right(self.groups, own, key=lambda group: group.name)
+        """Groups with so many slots, or more, that hold everything; all, where no fewer do. First those that are read
+        from ``before``, then in a circle, for each lane from another one, so that not all ask the same."""
+        after = zlib.crc32(own.encode()) % max(len(self.groups), 1)
         chosen, size, tried = list[Group](), 0, set[str]()
         others = [group for group in (*self.groups[after:], *self.groups[:after]) if group.name != own]
+        others.sort(key=lambda group: group.name not in before)
         for number, group in enumerate(others, 1):
             chosen.append(group.without(excluded))
             size += len(chosen[-1].ids)
@@ -172,8 +174,10 @@ def choose_sources(
     as_before = publication and lane and lane.sources and _all_hold(view, publication, lane)
     if lane and as_before and excluded.isdisjoint(lane.source_ids) and leaving.isdisjoint(lane.source_nodes):
         return lane.sources, "the sources are as before"
+    neighbours = lane.sources if lane and lane.sources and lane.sources[0].key.startswith("engine/") else ()
+    before = {natural(slot)[0] for slot in neighbours}
     for engines, lenders in pool.tiers:
-        if few := engines.few(own, excluded, ENOUGH * world, lambda digests: covers(replica, digests)):
+        if few := engines.few(own, excluded, ENOUGH * world, lambda digests: covers(replica, digests), before):
             return few.ids, "replicas that committed it"
         replicas, ranks = engines.without(own, excluded), lenders.without(own, excluded)
         for ids, digests, reason in (
@@ -183,6 +187,13 @@ def choose_sources(
             if ranks.ids and covers(replica, digests):
                 return ids, reason
     return (), "no live holder of every region"
+
+
+def hold_without(view: View, replica: str, publication: PubId, excluded: set[SlotId], covers: Covers) -> bool:
+    """Whether some that a replica may read from hold everything without some others."""
+    engines, lenders = (side.without(f"engine/{replica}", excluded) for side in _pool(view, publication).tiers[-1])
+    digests = engines.digests + lenders.digests
+    return bool(digests) and covers(replica, digests)
 
 
 def _all_hold(view: View, publication: PubId, lane: Lane) -> bool:

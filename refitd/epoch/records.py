@@ -343,7 +343,8 @@ class Ack:
     ``held`` maps member keys to the digest of what they verified of the publication before this token. ``served`` is
     the oldest publication that any of the node's member ranks serves, (0, 0) for none; ``lead`` is what the replica's
     lead serves, or a newer one whose receive it has left, where that is a rank of the node; ``ahead`` is the newest
-    that any of the node's member ranks serves, which it does only outside of a receive. A ``failed`` ack names the edge
+    that any of the node's member ranks serves, which it does only outside of a receive. ``void``, where the lead is a
+    rank of the node: receives of tickets given under that token, or before, are over. A ``failed`` ack names the edge
     where one failed; ``permanent`` says that trying the same again is useless.
     """
 
@@ -359,6 +360,7 @@ class Ack:
     permanent: bool = False
     lead: tuple[int, int] = (0, 0)
     ahead: tuple[int, int] = (0, 0)
+    void: int = 0
 
     @property
     def id(self) -> PubId:

@@ -7,15 +7,17 @@ a region is never excluded.
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from refitd.epoch.holders import Covers, holders
+from refitd.epoch.holders import Covers, hold_without, holders
 from refitd.epoch.records import Ack, Exclusion, Lane, PubId, SlotId, Suspicion
 from refitd.epoch.stage import digests
 from refitd.epoch.view import View
 
 KEEP_SUSPICIONS = 64
+MayGo = Callable[[SlotId], bool]
 
 
 class Judgement(NamedTuple):
@@ -52,10 +54,11 @@ def judge(
     kept = {e.slot: e for e in lane.excluded if _stands(view, e) and not (e.passing and target is None)}
     old = [s for s in lane.suspicions if target and view.live(s.source) and view.live(s.destination)]
     new = list(_new_suspicions(view, lane, target))
+    may_go = functools.partial(_may_go, view, lane, target, covers)
     for exclusion in (
-        *_blamed(view, lane, old, new, covers),
-        *_silent(view, lane, silent, covers),
-        *_dissenting(view, lane, covers),
+        *_blamed(lane, old, new, may_go),
+        *_silent(lane, silent, may_go),
+        *_dissenting(view, lane, may_go),
     ):
         if view.live(exclusion.slot) and exclusion.slot not in kept:
             kept[exclusion.slot] = exclusion
@@ -85,9 +88,7 @@ def _new_suspicions(view: View, lane: Lane, target: PubId | None) -> Iterator[tu
             yield Suspicion(source, destination, node), f"{node}: {ack.reason}"
 
 
-def _blamed(
-    view: View, lane: Lane, old: list[Suspicion], new: list[tuple[Suspicion, str]], covers: Covers
-) -> Iterator[Exclusion]:
+def _blamed(lane: Lane, old: list[Suspicion], new: list[tuple[Suspicion, str]], may_go: MayGo) -> Iterator[Exclusion]:
     """One end for each new suspicion: first those with whom several others have trouble, who clear their accusers.
 
     A closed lane blames nobody: it has no sources, by which to see who is the last holder of a region, and its record
@@ -100,7 +101,7 @@ def _blamed(
     while left:
         peers = _peers(left)
         worst = max(peers, key=lambda slot: (len(peers[slot]), slot.key))
-        if len(peers[worst]) < 2 or not _may_go(view, lane, worst, covers):
+        if len(peers[worst]) < 2 or not may_go(worst):
             break
         others = ", ".join(sorted(peers[worst]))
         yield Exclusion(worst, worst in lane.neighbours, f"edges between it and {others} fail")
@@ -108,7 +109,7 @@ def _blamed(
     both = {(s.source, s.destination, s.by) for s in left}
     for suspicion in left:
         if suspicion in reasons:
-            yield from _one_end(view, lane, suspicion, reasons[suspicion], both, covers)
+            yield from _one_end(lane, suspicion, reasons[suspicion], both, may_go)
 
 
 def _peers(suspicions: dict[Suspicion, None]) -> dict[SlotId, set[str]]:
@@ -121,7 +122,7 @@ def _peers(suspicions: dict[Suspicion, None]) -> dict[SlotId, set[str]]:
 
 
 def _one_end(
-    view: View, lane: Lane, suspicion: Suspicion, reason: str, all_said: set[tuple[SlotId, SlotId, str]], covers: Covers
+    lane: Lane, suspicion: Suspicion, reason: str, all_said: set[tuple[SlotId, SlotId, str]], may_go: MayGo
 ) -> Iterator[Exclusion]:
     """The source is to blame, unless only its own node complains."""
     source, destination, by = suspicion.source, suspicion.destination, suspicion.by
@@ -129,31 +130,35 @@ def _one_end(
         yield Exclusion(source, True, reason)
     elif source.node == by != destination.node and (source, destination, destination.node) not in all_said:
         yield Exclusion(destination, False, reason)
-    elif _may_go(view, lane, source, covers):
+    elif may_go(source):
         yield Exclusion(source, False, reason)
 
 
-def _may_go(view: View, lane: Lane, slot: SlotId, covers: Covers) -> bool:
-    """The last holder of a region is never excluded; members and neighbours hold nothing that others wait for."""
+def _may_go(view: View, lane: Lane, target: PubId | None, covers: Covers, slot: SlotId) -> bool:
+    """The last holder of a region is never excluded, whether the lane reads from the others now or not; members and
+    neighbours hold nothing that others wait for."""
     if slot not in lane.source_ids:
         return True
     rest = [live.digest for other in lane.sources if other != slot and (live := view.live(other))]
-    return bool(rest) and covers(lane.replica, rest)
+    if rest and covers(lane.replica, rest):
+        return True
+    out = {exclusion.slot for exclusion in lane.excluded} | {slot}
+    return target is not None and hold_without(view, lane.replica, target, out, covers)
 
 
-def _silent(view: View, lane: Lane, silent: frozenset[tuple[str, str]], covers: Covers) -> Iterator[Exclusion]:
+def _silent(lane: Lane, silent: frozenset[tuple[str, str]], may_go: MayGo) -> Iterator[Exclusion]:
     for replica, node in sorted(silent):
         if replica == lane.replica and node in lane.nodes:
-            yield from _node(view, lane, node, "its node is there and has not said a word", 0, covers)
+            yield from _node(lane, node, "its node is there and has not said a word", 0, may_go)
 
 
-def _node(view: View, lane: Lane, node: str, reason: str, parked: int, covers: Covers) -> Iterator[Exclusion]:
+def _node(lane: Lane, node: str, reason: str, parked: int, may_go: MayGo) -> Iterator[Exclusion]:
     for slot in (*(member.id for member in lane.members), *lane.sources):
-        if slot.node == node and _may_go(view, lane, slot, covers):
+        if slot.node == node and may_go(slot):
             yield Exclusion(slot, False, f"{node}: {reason}", parked)
 
 
-def _dissenting(view: View, lane: Lane, covers: Covers) -> Iterator[Exclusion]:
+def _dissenting(view: View, lane: Lane, may_go: MayGo) -> Iterator[Exclusion]:
     """Nodes whose plan has another digest than most nodes of the lane; on a tie the lead's plan counts."""
     votes = digests(view, lane)
     if len(votes) < 2 or sum(map(len, votes.values())) < len(lane.nodes):
@@ -162,4 +167,4 @@ def _dissenting(view: View, lane: Lane, covers: Covers) -> Iterator[Exclusion]:
     for digest, nodes in votes.items():
         for node in nodes if digest != agreed else ():
             reason = f"its plan is {digest[:12]}, that of the others {agreed[:12]}"
-            yield from _node(view, lane, node, reason, view.lanes[lane.replica].revision, covers)
+            yield from _node(lane, node, reason, view.lanes[lane.replica].revision, may_go)

@@ -94,7 +94,8 @@ class Engine:
         """The ticket that this replica should take now, or None. Only the replica's lead is ever given one.
 
         Never blocks unless ``wait`` seconds are given. A ticket stays until it was received or applied, or until the
-        daemon replaces it; one to ``apply`` is taken by being returned and is not replaced any more.
+        daemon replaces it; one to ``apply`` is taken by being returned and is not replaced any more, unless it is for
+        what is served already.
         """
         self.client.own()
         deadline = time.monotonic() + wait
@@ -193,7 +194,7 @@ class Engine:
         page = self.client.page
         word, held = page.shadow_loan_word, page.shadow_publication
         if held != (ticket.generation, ticket.revision):
-            self._taken = None
+            self._drop(ticket)
             if torn:
                 raise ReceiveFailed(f"the shadow changed while it was copied: it holds {held}")
             raise Refused("ticket", f"the publication in the shadow, {held}", f"{ticket.generation}, {ticket.revision}")
@@ -217,6 +218,10 @@ class Engine:
         page.generation, page.revision, page.token = ticket.generation, ticket.revision, ticket.token
         self.step = ticket.step
         page.dirty = 0
+        self._drop(ticket)
+
+    def _drop(self, ticket: Ticket) -> None:
+        """Nothing more is to be done about tickets up to this one's publication."""
         if self._taken is not None and _taken(self._taken)[:2] <= _taken(ticket)[:2]:
             self._taken = None
         if self._offered is not None and _taken(self._offered)[:2] <= _taken(ticket)[:2]:

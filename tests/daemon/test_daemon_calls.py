@@ -98,13 +98,13 @@ def pair(lives: dict[str, str]) -> Any:
     return SimpleNamespace(lead=members[0] if members else None, members=members, incarnations=lives)
 
 
-def turned(ack: Ack | None, *turns: tuple[int, dict[str, str]], commit: dict[str, str] | None = None) -> Calls:
-    """On node a, after turns of the lane, with what node b says."""
+def turned(*turns: tuple[int, dict[str, str]], commit: dict[str, str] | None = None, **acks: Ack) -> Calls:
+    """On node a, after turns of the lane, with what nodes say."""
     view = View()
     if commit:
         view.put("commits/r0", encode(Commit(*OLD, 1, 3, commit, 1)), 4, 4)
-    if ack:
-        view.put("acks/r0/b", encode(ack), 6, 6)
+    for number, (node, ack) in enumerate(acks.items(), 6):
+        view.put(f"acks/r0/{node}", encode(ack), number, number)
     driver = SimpleNamespace(context=SimpleNamespace(agreement=SimpleNamespace(view=view), ranks={}), replica="r0")
     found = Calls(cast("LaneDriver", driver))
     for driver.token, lives in turns:
@@ -113,17 +113,18 @@ def turned(ack: Ack | None, *turns: tuple[int, dict[str, str]], commit: dict[str
     return found
 
 
-def called(token: int) -> LocalRank:
-    """A lead in a receive to which it was called under a token."""
-    receiving = SimpleNamespace(generation=1, revision=NEW.revision, token=token)
-    return cast("LocalRank", cast("Any", SimpleNamespace(key="engine/r0/0", receiving=receiving)))
+def called(token: int | None, rank: int = 0) -> Any:
+    """A rank in a receive to which it was called under a token; in none."""
+    receiving = token and SimpleNamespace(generation=1, revision=NEW.revision, token=token)
+    return SimpleNamespace(key=f"engine/r0/{rank}", receiving=receiving, void=0)
 
 
-def says(token: int, phase: str, publication: PubId) -> Ack:
-    return Ack(token, "digest", phase, *publication, {}, served=(0, 0))
+def says(token: int, phase: str, publication: PubId, void: int = 0) -> Ack:
+    return Ack(token, "digest", phase, *publication, {}, served=(0, 0), void=void)
 
 
 BUILT = says(9, "built", NO_PUBLICATION)
+WHY = "engine/r0/1 came anew and was not called to this receive: take the next ticket"
 
 
 @pytest.mark.parametrize(
@@ -141,33 +142,78 @@ BUILT = says(9, "built", NO_PUBLICATION)
 )
 def test_a_receive_to_which_a_mate_was_not_called_is_void(token: int, ack: Ack | None, void: bool) -> None:
     """It came anew under token 9; who was called before waits for it in vain, unless it lends by itself."""
-    found = turned(ack, (5, LIVES), (9, AGAIN))
-    why = "engine/r0/1 came anew and was not called to this receive: take the replica's next ticket"
-    assert found.void(called(token), NEW) == (why if void else "")
+    found, lead = turned((5, LIVES), (9, AGAIN), **({"b": ack} if ack else {})), called(token)
+    cast("Any", found._driver).context.ranks[lead.key] = lead
+    found.judge(lead, NEW)
+    assert lead.void == (5 if void else 0)
+    assert found.void(lead) == (WHY if void else "")
+
+
+def test_a_lead_that_came_anew_and_is_in_no_receive_voids_those_before_its_life() -> None:
+    """Its mates were called by its predecessor. In a receive of a ticket that somebody handed to it, it lends."""
+    lives = {**LIVES, "engine/r0/0": "a2"}
+    found, lead = turned((5, LIVES), (9, lives), b=BUILT), called(None)
+    lead.shadowed, lead.holds = False, lambda _asked: False
+    cast("Any", found._driver).context.ranks[lead.key] = lead
+    found.judge(lead, NEW)
+    assert lead.void == 8
+    lead.void, lead.receiving = 0, called(5).receiving
+    found.judge(lead, NEW)
+    assert lead.void == 0
+
+
+def test_a_lead_that_lives_on_and_is_in_no_receive_voids_nothing() -> None:
+    """It may be about to lend; it calls everybody anyhow."""
+    found, lead = turned((5, LIVES), (9, AGAIN), b=BUILT), called(None)
+    cast("Any", found._driver).context.ranks[lead.key] = lead
+    found.judge(lead, NEW)
+    assert lead.void == 0
+
+
+@pytest.mark.parametrize(("token", "over"), [(4, True), (5, True), (6, False)])
+def test_mates_follow_what_the_lead_s_node_says(token: int, over: bool) -> None:
+    """Also in a receive that they begin only then, and whatever they know of lives themselves."""
+    found = turned((9, AGAIN), a=says(9, "built", NO_PUBLICATION, void=5))
+    why = "a rank came anew and was not called to this receive: take the next ticket"
+    assert found.void(called(token, 1)) == (why if over else "")
+    assert found.void(called(None, 1)) == ""
 
 
 def test_turns_for_other_reasons_void_nothing() -> None:
-    """Also when the replica was not whole in between, and from its third turn on."""
-    assert turned(BUILT, (5, LIVES), (7, {}), (9, LIVES)).void(called(5), NEW) == ""
-    assert turned(BUILT, (5, LIVES), (7, {}), (8, AGAIN), (9, AGAIN)).void(called(8), NEW) == ""
-    assert turned(BUILT, (5, LIVES), (7, {}), (8, AGAIN), (9, AGAIN)).void(called(7), NEW) != ""
+    """And a ticket that was given after a mate came anew is good for it, however often the lane turns then."""
+    for turns, token, void in (
+        (((5, LIVES), (9, LIVES)), 5, 0),
+        (((5, LIVES), (8, AGAIN), (9, AGAIN)), 8, 0),
+        (((5, LIVES), (8, AGAIN), (9, AGAIN)), 7, 7),
+    ):
+        found, lead = turned(*turns, b=BUILT), called(token)
+        found.judge(lead, NEW)
+        assert lead.void == void
 
 
-def test_a_daemon_that_comes_anew_knows_the_lives_of_the_last_commit() -> None:
-    """Where there is none it knows nothing, and lets who is in a receive wait."""
-    assert turned(BUILT, (9, AGAIN), commit=LIVES).void(called(5), NEW) != ""
-    assert turned(BUILT, (9, AGAIN), commit=AGAIN).void(called(5), NEW) == ""
-    assert turned(BUILT, (9, AGAIN)).void(called(5), NEW) == ""
+@pytest.mark.parametrize(
+    ("lives", "token", "void"), [(AGAIN, 3, 3), (AGAIN, 4, 0), (LIVES, 3, 0)], ids=["before", "after", "the same life"]
+)
+def test_a_daemon_that_comes_anew_knows_the_lives_of_the_last_commit(
+    lives: dict[str, str], token: int, void: int
+) -> None:
+    """Another life began after it, which was made under token 3; where there is no commit it knows nothing."""
+    found, lead = turned((9, lives), commit=LIVES, b=BUILT), called(token)
+    found.judge(lead, NEW)
+    assert lead.void == void
+    found, lead = turned((9, lives), b=BUILT), called(token)
+    found.judge(lead, NEW)
+    assert lead.void == 0
 
 
-@pytest.mark.parametrize(("lends", "void"), [("receiving", False), ("holds", False), ("shadowed", False), ("", True)])
-def test_a_mate_of_this_node_is_asked_itself(lends: str, void: bool) -> None:
-    found = turned(None, (5, LIVES), (9, AGAIN))
-    mate = SimpleNamespace(
+@pytest.mark.parametrize(("lends", "void"), [("receiving", 0), ("holds", 0), ("shadowed", 0), ("", 5)])
+def test_a_mate_of_this_node_is_asked_itself(lends: str, void: int) -> None:
+    found, lead = turned((5, LIVES), (9, AGAIN)), called(5)
+    cast("Any", found._driver).context.ranks["engine/r0/1"] = SimpleNamespace(
         receiving=lends == "receiving" or None, holds=lambda _asked: lends == "holds", shadowed=lends == "shadowed"
     )
-    cast("Any", found._driver).context.ranks["engine/r0/1"] = mate
-    assert bool(found.void(called(5), NEW)) is void
+    found.judge(lead, NEW)
+    assert lead.void == void
 
 
 @pytest.mark.parametrize(
@@ -178,7 +224,7 @@ def test_a_mate_of_this_node_is_asked_itself(lends: str, void: bool) -> None:
 def test_a_lead_that_serves_is_to_call_a_shadow_that_came_anew(
     served: PubId, shadowed: bool, behind: PubId, called: bool
 ) -> None:
-    found = turned(Ack(9, "digest", "verified", *NEW, {}, served=behind), (9, AGAIN))
+    found = turned((9, AGAIN), b=Ack(9, "digest", "verified", *NEW, {}, served=behind))
     driver = cast("Any", found._driver)
     driver.lane.member_nodes = ["a", "b"]
     lead = driver.context.ranks["engine/r0/0"] = SimpleNamespace(shadowed=shadowed, served=served)

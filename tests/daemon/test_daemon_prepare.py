@@ -24,11 +24,14 @@ class Clock:
 
 def preparer(*ranks: Any, why: str = "") -> Preparer:
     """Of a lane with these ranks, all here; ``why`` receives are void."""
+    judged: list[Any] = []
     slots = [SimpleNamespace(key=rank.key, node="a") for rank in ranks]
     driver = SimpleNamespace(
-        context=SimpleNamespace(ranks={rank.key: rank for rank in ranks}),
+        context=SimpleNamespace(ranks={rank.key: rank for rank in ranks}, agreement=SimpleNamespace(away=False)),
         lane=SimpleNamespace(lead=slots[0], members=slots),
-        calls=SimpleNamespace(void=lambda _rank, _publication: why),
+        calls=SimpleNamespace(
+            void=lambda rank: why if judged and rank.receiving else "", judge=lambda *asked: judged.append(asked)
+        ),
         my_members=lambda: ranks,
     )
     return Preparer(cast("LaneDriver", driver))
@@ -77,3 +80,21 @@ def test_who_is_in_a_void_receive_is_told_once(monkeypatch: pytest.MonkeyPatch) 
     for rank.receiving in (None, object()):
         found._call(cast("Any", found._driver).lane, NEW)
     assert told == words * 2
+
+
+def test_a_second_without_the_store_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a mate says may not have come yet."""
+    clock, told = Clock(monkeypatch), list[str]()
+    rank = SimpleNamespace(
+        key="engine/r0/0", shadowed=False, holds=lambda _asked: False, receiving=object(), sent_away=None, told=None,
+        session=SimpleNamespace(event=lambda name, reason: told.append(name)),
+    )  # fmt: skip
+    found = preparer(rank, why="somebody came anew")
+    driver = cast("Any", found._driver)
+    driver.tell, agreement = lambda *_asked: None, driver.context.agreement
+    for clock.now, agreement.away in ((100.0, False), (101.5, True), (102.0, False), (102.4, False)):
+        found._call(driver.lane, NEW)
+    assert told == []
+    clock.now = 102.6
+    found._call(driver.lane, NEW)
+    assert told == ["failed"]

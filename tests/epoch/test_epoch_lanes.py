@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zlib
+
 import pytest
 from epoch_records import E0, E1, NONE, T0, T1, Book, all_ack, covers, info, standard
 
@@ -84,23 +86,33 @@ def test_sources_stay_as_long_as_they_hold_what_is_needed() -> None:
     assert ([slot.key for slot in slots], reason) == ([E0, E1], "replicas that committed it")
 
 
+FROM_R1 = next(
+    name for name in map(str, range(99)) if zlib.crc32(name.encode()) % 3 == 0
+)  # where three are in a circle
+
+
 def replicas(*names: str) -> Side:
     """Committed replicas of two ranks each; a rank's layout is named by its number."""
     slots = {name: [SlotId(f"{name}/{rank}", name, 1, 1) for rank in range(2)] for name in names}
     return Side.of(Group(name, tuple(ids), ("half 0", "half 1")) for name, ids in slots.items())
 
 
-@pytest.mark.parametrize(
-    ("own", "world", "chosen"),
-    [("r3", 1, ["r4"]), ("r3", 2, ["r4", "r5"]), ("r5", 2, ["r1", "r2"]), ("r4", 2, ["r1", "r5"]), ("r0", 1, ["r1"]),
-     ("r9", 4, ["r1", "r2", "r3", "r4"]), ("r2", 9, ["r1", "r3", "r4", "r5"])],
-)  # fmt: skip
-def test_a_lane_reads_from_some_of_many_replicas(own: str, world: int, chosen: list[str]) -> None:
-    """Two ranks for each of its own, or all there are; from the next in a circle, so not all lanes ask the same."""
-    few = replicas("r1", "r2", "r3", "r4", "r5").few(own, set(), 2 * world, lambda digests: len(set(digests)) == 2)
+def chosen(own: str, world: int, before: set[str]) -> list[str]:
+    side = replicas("r1", "r2", "r3", "r4", "r5")
+    few = side.few(own, set(), 2 * world, lambda digests: len(set(digests)) == 2, before)
     assert few is not None
-    assert [group.name for group in few.groups] == chosen
-    assert [slot.key for slot in few.ids] == [f"{name}/{rank}" for name in chosen for rank in range(2)]
+    names = [group.name for group in few.groups]
+    assert [slot.key for slot in few.ids] == [f"{name}/{rank}" for name in names for rank in range(2)]
+    return names
+
+
+def test_a_lane_reads_from_some_of_many_replicas() -> None:
+    """Two ranks for each of its own, or all there are, but its own; from those that it reads from, as far as they hold
+    it; and not all lanes from the same."""
+    assert [len(chosen("r9", world, set())) for world in (1, 2, 3, 5, 9)] == [1, 2, 3, 5, 5]
+    assert chosen("r2", 9, set()) == ["r1", "r3", "r4", "r5"]
+    assert chosen("r9", 2, {"r2", "r4", "r7"}) == ["r2", "r4"]
+    assert len({tuple(chosen(f"r{number}", 1, set())) for number in range(10, 40)}) == 5
 
 
 def test_more_replicas_are_asked_where_few_do_not_hold_everything() -> None:
@@ -112,12 +124,12 @@ def test_more_replicas_are_asked_where_few_do_not_hold_everything() -> None:
         return set(digests) == {"half 0", "half 1"}
 
     out = {SlotId(f"r{number}/1", f"r{number}", 1, 1) for number in (1, 2)}
-    few = side.few("r0", out, 1, covers)
+    few = side.few(FROM_R1, out, 1, covers)
     assert few is not None
     assert [slot.key for slot in few.ids] == ["r1/0", "r2/0", "r3/0", "r3/1"]
     assert asked == [("half 0",), ("half 0", "half 0", "half 0", "half 1")]
-    assert side.few("r0", {*out, SlotId("r3/1", "r3", 1, 1)}, 1, covers) is None
-    assert replicas().few("r0", set(), 1, covers) is None
+    assert side.few(FROM_R1, {*out, SlotId("r3/1", "r3", 1, 1)}, 1, covers) is None
+    assert replicas().few(FROM_R1, set(), 1, covers) is None
 
 
 def test_a_replica_is_no_source_of_its_own() -> None:
@@ -318,3 +330,16 @@ def test_nothing_is_kept_of_a_lane_that_never_was() -> None:
     """No lane, no exclusions."""
     book, _target = standard()
     assert judge(book.view, None, NONE, NOBODY, covers) == ((), ())
+
+
+def test_a_source_of_the_few_is_blamed_where_replicas_that_are_not_read_from_hold_it_too() -> None:
+    """Who is the last holder does not depend on whom the lane reads from."""
+    book, target = with_neighbour()
+    lane = book.lane("r1", [R1], (E0, E1))
+    book.commit("r0", target)
+    book.refit("r1", target)
+    book.ack("r1", lane.lead.node, "failed", edge=(E0, R1))
+    assert excluded(book, "r1") == [(E0, False, f"{lane.lead.node}: broke")]
+    book.offer("t0")
+    book.offer("t1")
+    assert excluded(book, "r1") == [], "nobody else has it now"

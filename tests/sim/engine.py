@@ -38,6 +38,7 @@ class Replica:
         self.waiting: set[SimEngine] = set()  # ranks that have not carried the present order out
         self.torn = False  # some rank could not: nobody answers until an order is carried out by all
         self.waits = random.Random(f"waits {world.seed} {name}").random() < 0.4
+        self.leaves = random.Random(f"leaves {world.seed} {name}").random() < 0.5  # who is sent away tries not again
         self.skips = name[-1] in "13579"  # some engines' ranks do nothing about a ticket for what they serve already
 
     @property
@@ -95,7 +96,7 @@ class SimEngine(SimClient):
         self._taken: Ticket | None = None
         self._mover: int | None = None
         self._lent = False
-        self._sent_away = False  # as the lead: the daemon said that this receive is superseded
+        self._sent_away = False  # the daemon said that nobody waits for us in this receive
         self._patient_until = 0.0
         machine, layout = replica.machines[rank], replica.layouts[rank]
         super().__init__(machine, replica.name, rank, replica.world_size, layout, replica.mode)
@@ -193,6 +194,9 @@ class SimEngine(SimClient):
         self.step = ticket.step
         page.dirty = 0
         self.world.oracle.switches(self, ticket)
+        self._drop(ticket)
+
+    def _drop(self, ticket: Ticket) -> None:
         if self._taken is not None and _taken(self._taken)[:2] <= _taken(ticket)[:2]:
             self._taken = None
         if self._offered is not None and _taken(self._offered)[:2] <= _taken(ticket)[:2]:
@@ -223,7 +227,7 @@ class SimEngine(SimClient):
     def _seal(self, ticket: Ticket) -> int:
         held = self.page.shadow_publication
         if held != (ticket.generation, ticket.revision):
-            self._taken = None
+            self._drop(ticket)
             raise RefitdError(f"the shadow holds {held}")
         return self.page.shadow_loan_word
 
@@ -300,7 +304,7 @@ class SimEngine(SimClient):
             newer = (done.generation, done.revision) >= (ticket.generation, ticket.revision)
             return done if newer and done.replica == ticket.replica else None
         if name == "failed":
-            self._sent_away = self.rank == 0
+            self._sent_away = self.rank == 0 or self.of.leaves
             raise ReceiveFailed(event["reason"])
         if name == "relend":
             await self._relend(deadline)
