@@ -23,13 +23,14 @@ class Calls:
 
     def turned(self, lane: Lane, token: int) -> None:
         """Remember who has come anew. Who sees the replica for the first time knows who had part in its last commit:
-        another life of one of those began after it."""
+        another life of one of those began after it. Where there is none, everybody may have come anew; the worst that
+        comes of it is one receive that is tried again."""
         commit = self._driver.context.agreement.view.commits.get(self._driver.replica)
         before, since = self._lives, token
         if not before and commit:
             before, since = commit.value.incarnations, commit.value.token + 1
         for slot in lane.members:
-            if before.get(slot.key, slot.incarnation) != slot.incarnation:
+            if before.get(slot.key) != slot.incarnation:
                 self._anew[slot.key] = since
         self._lives = self._lives | lane.incarnations
 

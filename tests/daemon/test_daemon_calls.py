@@ -163,17 +163,18 @@ def test_a_lead_that_came_anew_and_is_in_no_receive_voids_those_before_its_life(
 
 
 def test_a_lead_that_lives_on_and_is_in_no_receive_voids_nothing() -> None:
-    """It may be about to lend; it calls everybody anyhow."""
+    """It may be about to lend; it calls everybody anyhow. Nobody can have a ticket from before its first token."""
     found, lead = turned((5, LIVES), (9, AGAIN), b=BUILT), called(None)
+    lead.shadowed, lead.holds = False, lambda _asked: False
     cast("Any", found._driver).context.ranks[lead.key] = lead
     found.judge(lead, NEW)
-    assert lead.void == 0
+    assert lead.void == 4
 
 
 @pytest.mark.parametrize(("token", "over"), [(4, True), (5, True), (6, False)])
 def test_mates_follow_what_the_lead_s_node_says(token: int, over: bool) -> None:
     """Also in a receive that they begin only then, and whatever they know of lives themselves."""
-    found = turned((9, AGAIN), a=says(9, "built", NO_PUBLICATION, void=5))
+    found = turned((9, AGAIN), commit=AGAIN, a=says(9, "built", NO_PUBLICATION, void=5))
     why = "a rank came anew and was not called to this receive: take the next ticket"
     assert found.void(called(token, 1)) == (why if over else "")
     assert found.void(called(None, 1)) == ""
@@ -197,11 +198,14 @@ def test_turns_for_other_reasons_void_nothing() -> None:
 def test_a_daemon_that_comes_anew_knows_the_lives_of_the_last_commit(
     lives: dict[str, str], token: int, void: int
 ) -> None:
-    """Another life began after it, which was made under token 3; where there is no commit it knows nothing."""
+    """Another life began after it, which was made under token 3. Where there is none, everybody may have come anew."""
     found, lead = turned((9, lives), commit=LIVES, b=BUILT), called(token)
     found.judge(lead, NEW)
     assert lead.void == void
     found, lead = turned((9, lives), b=BUILT), called(token)
+    found.judge(lead, NEW)
+    assert lead.void == token
+    lead = called(9)
     found.judge(lead, NEW)
     assert lead.void == 0
 
