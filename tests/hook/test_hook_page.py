@@ -80,3 +80,16 @@ def test_documents_are_sealed() -> None:
     with pytest.raises(ProtocolError, match="sealed memfd"):
         read_document(fd)
     os.close(fd)
+
+
+def test_both_slots_of_the_taken_ticket_are_the_same_points(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are written in turn, and who waits for a point must find it in every publication."""
+    passed: list[str] = []
+    monkeypatch.setattr("refitd.hook.page.effect", passed.append)
+    page = ControlPage.create()
+    page.take(Taken(1, 7, 5))
+    once = list(passed)
+    page.take(Taken(1, 8, 6))
+    page.close()
+    assert sorted(once) == ["word 10", "word 7", "word 8", "word 9"]
+    assert passed == once * 2
