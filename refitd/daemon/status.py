@@ -151,6 +151,7 @@ def _rank(job: Job, key: str) -> dict[str, Any]:
         "offer_age": time.monotonic() - rank.offer.since if rank.offer else None,
         "served": list(rank.served),
         "receiving": rank.receiving is not None,
+        "lends": rank.memory is not None,
     }
 
 

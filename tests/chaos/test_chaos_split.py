@@ -6,6 +6,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from refitd.demo.chaos.book import Mark
 from refitd.demo.chaos.split import APART, CUT_OFF, Cast, Split, _window
 
 CAST = Cast(
@@ -45,3 +48,29 @@ def test_every_party_is_killed_at_every_point_and_the_nodes_are_cut_apart() -> N
         "kill other daemon", APART, CUT_OFF,
     ]  # fmt: skip
     assert [case.fault for case in split.cases() if case.point != "commit"] == faults[:-1]
+
+
+@pytest.mark.parametrize(
+    ("told", "serves", "lend", "there"),
+    [
+        (True, True, [True, True], True),
+        (True, True, [True, False], False),
+        (True, False, [True, True], False),
+        (False, True, [True, True], False),
+    ],
+    ids=["whole", "a rank whose daemon came anew", "nobody serves it", "trainers never heard"],
+)
+def test_what_is_there_is_what_somebody_serves_and_lends(
+    told: bool, serves: bool, lend: list[bool], there: bool
+) -> None:
+    mark = Mark(1, 260)
+    ranks = [{"key": f"engine/r0/{rank}", "lends": lends} for rank, lends in enumerate(lend)]
+    daemon = SimpleNamespace(status=lambda: {"ranks": ranks})
+    engines = [SimpleNamespace(rank=rank, daemon=daemon) for rank in range(2)]
+    world = SimpleNamespace(
+        book=SimpleNamespace(told={mark} if told else set()),
+        holders=lambda _mark: ["r0"] if serves else [],
+        scene=SimpleNamespace(replicas=[SimpleNamespace(name="r0", engines=engines)]),
+    )
+    split = Split(SimpleNamespace(world=world), Path("/none"))  # type: ignore[arg-type]
+    assert split._there_is(mark) is there

@@ -28,7 +28,7 @@ from refitd.demo.chaos.session import CONVERGE_SECONDS, Fact, Outcome, Session, 
 from refitd.demo.chaos.world import World
 from refitd.demo.cluster import Daemon
 from refitd.demo.faults import Targets
-from refitd.demo.parties import Client, until
+from refitd.demo.parties import Client, Engine, until
 from refitd.failpoints import PHASES
 
 REPLICAS = ("r0", "r2")  # in_place and host_shadow; each has a rank on c and one on d
@@ -207,14 +207,23 @@ class Split:
 
         await until(lambda: ended() or bool(world.scene.dead()), world.scene.changed, CONVERGE_SECONDS)
         why = []
-        if not ended() and self._there_is(mark):
+        if not ended() and await asyncio.to_thread(self._there_is, mark):
             why.append(f"I1: {replica} did not end at {tuple(mark)}, which is there: {world.describe()}")
         if others := world.book.since.get(replica, set()) - {before, mark}:
             why.append(f"I1: {replica} served {sorted(others)} between {tuple(before)} and {tuple(mark)}")
         return why
 
     def _there_is(self, mark: Mark) -> bool:
-        return mark in self.world.book.told and bool(self.world.holders(mark))
+        """Whether trainers were told of it, and a live replica that serves it can be read: a daemon that came anew has
+        an in_place rank's memory only when that one lends it again."""
+        holders = self.world.holders(mark) if mark in self.world.book.told else []
+        replicas = [replica for replica in self.world.scene.replicas if replica.name in holders]
+        return any(all(_lends(replica.name, engine) for engine in replica.engines) for replica in replicas)
+
+
+def _lends(replica: str, engine: Engine) -> bool:
+    key = f"engine/{replica}/{engine.rank}"
+    return any(rank["lends"] for rank in engine.daemon.status()["ranks"] if rank["key"] == key)
 
 
 def _itself(mark: Mark) -> Mark:
