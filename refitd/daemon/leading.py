@@ -136,9 +136,11 @@ class Leading:
         return done
 
     def _covers(self, replica: str, digests: Iterable[str]) -> bool:
-        """Whether layouts hold between them what a replica needs; a replica whose layouts we lack waits."""
+        """Whether layouts hold between them what a replica needs; a replica whose layouts we lack waits. Its own do."""
         needs = [info.digest for info in self._job.agreement.view.replicas().get(replica, {}).values()]
         key = self._digest_set(digests), frozenset(needs)
+        if needs and key[1] <= key[0]:
+            return True
         if key not in self._coverage:
             layouts = [[self._job.known_layout(digest) for digest in sorted(side)] for side in key]
             if any(layout is None for side in layouts for layout in side):
