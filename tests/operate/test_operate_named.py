@@ -218,5 +218,7 @@ def test_a_stopped_mover_is_named(
     finally:
         throttle.on.clear()
         ending.result(SECONDS)
-    newest = shown(nodes.b)["refits"][0]
+    newest = wait_until(
+        lambda: [r for r in shown(nodes.b)["refits"][:1] if r["outcome"]], "its end is heard of", SECONDS
+    )[0]
     assert (newest["outcome"], newest["failures"]) == ("ok", 1)
