@@ -64,13 +64,17 @@ class Calls:
         return ready and ack is not None and ack.phase in ("prepared", "verified")
 
     def lead_of_unapplied(self, publication: PubId) -> LocalRank | None:
-        """A lead of ours that serves what a shadow of its replica holds and its rank does not serve yet. Where that one
-        came anew after the lead had switched, it switches when the lead calls it."""
+        """A lead of ours that serves what a shadow of its replica holds and its rank does not serve yet, as that one came
+        anew after the lead had switched: the commit is of a later token than the ticket by which the lead serves it."""
         driver, lane = self._driver, self._driver.lane
         lead = driver.context.ranks.get(lane.lead.key) if lane else None
         if lane is None or lead is None or not lead.shadowed or lead.served != publication:
             return None
-        acks = [driver.context.agreement.view.ack(driver.replica, node) for node in lane.member_nodes]
+        view = driver.context.agreement.view
+        commit = view.commits.get(driver.replica)
+        if commit is None or commit.value.token <= lead.page.token:
+            return None
+        acks = [view.ack(driver.replica, node) for node in lane.member_nodes]
         behind = any(ack is not None and PubId(*ack.served) < publication for ack in acks)
         return lead if behind else None
 

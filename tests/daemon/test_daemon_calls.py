@@ -221,15 +221,23 @@ def test_a_mate_of_this_node_is_asked_itself(lends: str, void: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("served", "shadowed", "behind", "called"),
-    [(NEW, True, NO_PUBLICATION, True), (NEW, True, NEW, False), (OLD, True, OLD, False), (NEW, False, OLD, False)],
-    ids=["a mate serves nothing", "all serve it", "the lead has not switched", "in_place"],
-)
+    ("served", "shadowed", "behind", "token", "called"),
+    [
+        (NEW, True, NO_PUBLICATION, 2, True),
+        (NEW, True, NEW, 2, False),
+        (OLD, True, OLD, 2, False),
+        (NEW, False, OLD, 2, False),
+        (NEW, True, NO_PUBLICATION, 3, False),
+    ],
+    ids=["a mate serves nothing", "all serve it", "the lead has not switched", "in_place", "a mate is slow to switch"],
+)  # fmt: skip
 def test_a_lead_that_serves_is_to_call_a_shadow_that_came_anew(
-    served: PubId, shadowed: bool, behind: PubId, called: bool
+    served: PubId, shadowed: bool, behind: PubId, token: int, called: bool
 ) -> None:
-    found = turned((9, AGAIN), b=Ack(9, "digest", "verified", *NEW, {}, served=behind))
+    found = turned((9, AGAIN), commit=AGAIN, b=Ack(9, "digest", "verified", *NEW, {}, served=behind))
     driver = cast("Any", found._driver)
     driver.lane.member_nodes = ["a", "b"]
-    lead = driver.context.ranks["engine/r0/0"] = SimpleNamespace(shadowed=shadowed, served=served)
+    lead = driver.context.ranks["engine/r0/0"] = SimpleNamespace(
+        shadowed=shadowed, served=served, page=SimpleNamespace(token=token)
+    )
     assert found.lead_of_unapplied(NEW) is (lead if called else None)
