@@ -64,8 +64,8 @@ class Calls:
         return ready and ack is not None and ack.phase in ("prepared", "verified")
 
     def lead_of_unapplied(self, publication: PubId) -> LocalRank | None:
-        """A lead of ours that serves what a shadow of its replica holds and its rank does not serve yet, as that one came
-        anew after the lead had switched: the commit is of a later token than the ticket by which the lead serves it."""
+        """A lead of ours that serves what a shadow of its replica holds and its rank does not serve yet: that one came
+        anew after the lead had switched, as the commit is of a later token than the ticket by which the lead did."""
         driver, lane = self._driver, self._driver.lane
         lead = driver.context.ranks.get(lane.lead.key) if lane else None
         if lane is None or lead is None or not lead.shadowed or lead.served != publication:
