@@ -60,8 +60,9 @@ class Calls:
         if here:
             return here.shadowed or here.receiving is not None or here.holds(publication)
         ack = driver.context.agreement.view.ack(driver.replica, slot.node)
-        ready = ack is not None and ack.token == driver.token and PubId(ack.generation, ack.revision) == publication
-        return ready and ack is not None and ack.phase in ("prepared", "verified")
+        if ack is None or (ack.token, ack.id) != (driver.token, publication):
+            return False
+        return ack.phase in ("prepared", "verified")
 
     def lead_of_unapplied(self, publication: PubId) -> LocalRank | None:
         """A lead of ours that serves what a shadow of its replica holds and its rank does not serve yet: that one came

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -12,8 +12,8 @@ from refitd.demo.chaos.book import Mark
 from refitd.demo.chaos.split import APART, CUT_OFF, Cast, Split, _window
 
 CAST = Cast(
-    {"lead": SimpleNamespace(pid=1), "other": SimpleNamespace(pid=2)},  # type: ignore[dict-item]
-    {"lead": SimpleNamespace(pid=5), "other": SimpleNamespace(pid=6)},  # type: ignore[dict-item]
+    cast("Any", {"lead": SimpleNamespace(pid=1), "other": SimpleNamespace(pid=2)}),
+    cast("Any", {"lead": SimpleNamespace(pid=5), "other": SimpleNamespace(pid=6)}),
     {"lead": 3, "other": 4},
 )
 
@@ -40,7 +40,7 @@ def test_the_window_is_from_the_first_verify_to_the_last_applied() -> None:
 
 def test_every_party_is_killed_at_every_point_and_the_nodes_are_cut_apart() -> None:
     """Past the lease only at the phases."""
-    split = Split(SimpleNamespace(), Path("/none"))  # type: ignore[arg-type]
+    split = Split(cast("Any", SimpleNamespace()), Path("/none"))
     split.points["r0"] = [("lead daemon", "commit"), ("lead daemon", "effect:written commits")]
     faults = [case.fault for case in split.cases() if case.point == "commit"]
     assert faults == [
@@ -72,5 +72,5 @@ def test_what_is_there_is_what_somebody_serves_and_lends(
         holders=lambda _mark: ["r0"] if serves else [],
         scene=SimpleNamespace(replicas=[SimpleNamespace(name="r0", engines=engines)]),
     )
-    split = Split(SimpleNamespace(world=world), Path("/none"))  # type: ignore[arg-type]
+    split = Split(cast("Any", SimpleNamespace(world=world)), Path("/none"))
     assert split._there_is(mark) is there

@@ -159,7 +159,7 @@ def test_a_daemon_that_comes_anew_sends_nobody_away_who_was_called_with_all(vict
     assert play(1, story).seconds < 15.0
 
 
-def test_a_ticket_to_apply_is_taken_back_when_all_serve() -> None:
+def test_a_ticket_to_apply_is_taken_back_when_all_serve(monkeypatch: pytest.MonkeyPatch) -> None:
     """A lead that leaves it, as it serves that publication, is asked once or twice, not for ever."""
 
     async def story(scenario: Scenario) -> Story:
@@ -171,7 +171,7 @@ def test_a_ticket_to_apply_is_taken_back_when_all_serve() -> None:
             orders.append(ticket)
             order(ticket)
 
-        replica.order = counted  # type: ignore[method-assign]
+        monkeypatch.setattr(replica, "order", counted)
         since = loop().time()
         await again(replica, 1)
         found = await settles(scenario, replica, since)
