@@ -114,7 +114,7 @@ class Attempt:
 
     def _spread_known(self) -> None:
         for source, rank in self._driver.context.ranks.items():
-            if not rank.trains and rank.holds(self.publication):
+            if not rank.trains and rank.readable(self.publication):
                 self.source_ready(source, whole=True)
 
     def _ready(self, key: str, source: str) -> None:

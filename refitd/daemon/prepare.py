@@ -80,15 +80,20 @@ class Preparer:
 
     def _source_ready(self, rank: LocalRank, publication: PubId) -> bool:
         if not rank.trains:
-            return rank.holds(publication)
+            return rank.readable(publication)
         view = self._driver.context.agreement.view
         return bool(rank.offer and published(view, rank.offer.offer) == publication)
 
     def _member_ready(self, rank: LocalRank, publication: PubId) -> bool:
-        if rank.holds(publication):
+        if rank.readable(publication) or (rank.holds(publication) and not self._spreads(rank)):
             self._driver.held[rank.key] = self._whole(rank)
             return True
         return self._shadow_ready(rank, publication) if rank.shadowed else self._lent(rank, publication)
+
+    def _spreads(self, rank: LocalRank) -> bool:
+        """Whether mates are to be sent from its memory what has landed there."""
+        built = self._driver.built
+        return built is not None and bool(built.plan.program(rank.key).sends())
 
     def _whole(self, rank: LocalRank) -> Held:
         built = self._driver.built

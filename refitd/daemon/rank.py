@@ -131,7 +131,7 @@ class LocalRank:
         anything is asked about it: a word that was good then is the one that a reader will miss.
         """
         word = self._word()
-        return word if self.holds(publication) else None
+        return word if self.readable(publication) else None
 
     def _word(self) -> int:
         if self.offer:
@@ -155,12 +155,16 @@ class LocalRank:
         return PubId(taken.generation, taken.revision) if taken else NO_PUBLICATION
 
     def holds(self, publication: PubId) -> bool:
-        """Whether the memory that we may lend from this rank holds the whole publication."""
+        """Whether the rank has the whole publication in the memory that it lends, or lent last."""
         if self.complete == publication:
             return True
         if self.shadowed:
             return self.page.shadow_publication == publication
         return self.served == publication and self.receiving is None
+
+    def readable(self, publication: PubId) -> bool:
+        """Whether others can be sent the publication from here: it is held, and its memory was not released since."""
+        return self.memory is not None and self.holds(publication)
 
     def lost(self, publication: PubId) -> bool:
         """Whether a commit of this replica did not reach the rank and cannot reach it any more."""
@@ -209,9 +213,10 @@ class LocalRank:
             self.memory.close()
         self.memory = memory
 
-    def drop_device(self) -> None:
-        """Memory on a device that its owner is about to free: what describes it is of no use, and may keep it alive."""
-        if self.memory and self.memory.device is not None:
+    def forget_memory(self) -> None:
+        """Its owner is about to free it or to use it for something else: nobody may read it any more, and what
+        describes memory on a device may keep it alive. A shadow on the host stays: it is nobody's but ours."""
+        if self.memory and (self.memory.device is not None or not self.shadowed):
             self.close()
 
     def close(self) -> None:

@@ -230,7 +230,7 @@ class Requests:
             rank.receiving, rank.told = None, None
             rank.fill(None)
         await job.movers.unmap(rank)
-        rank.drop_device()
+        rank.forget_memory()
         if rank.shadowed and rank.memory is None:
             rank.spoil_shadow()
         job.poke()

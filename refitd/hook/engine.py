@@ -22,6 +22,7 @@ from refitd.hook.memory import Staging
 from refitd.hook.messages import DEVICE_SHADOW, ENGINE, HOST_SHADOW, IN_PLACE, SHADOWS, Ticket
 from refitd.hook.page import Taken
 from refitd.hook.registration import Geometry, keep_of, moved
+from refitd.hook.served import Served
 from refitd.hook.shadows import DeviceShadow, HostShadow
 from refitd.hook.wire import Message
 from refitd.stamps import stamp
@@ -40,6 +41,7 @@ class Engine:
         self._layout: Geometry | None = None
         self._mode, self._keep = IN_PLACE, list[str]()
         self._staging = Staging()
+        self._served = Served(client.page, self._staging)
         self._shadow: HostShadow | DeviceShadow | None = None
         self._offered: Ticket | None = None
         self._taken: Ticket | None = None
@@ -70,8 +72,9 @@ class Engine:
         patterns, document = keep_of(layout, keep), layout.to_bytes()
         self._layout, self._mode, self._keep = layout, mode, patterns
         self._shadow = self._make_shadow(layout, budget)
+        self._served.forget()
         self.client.register(
-            Registration(mode, patterns, document, self._state, self._shadow, current_device()),
+            Registration(mode, patterns, document, self._state, self._shadow or self._served, current_device()),
             time.monotonic() + FIRST_SECONDS,
         )
 
@@ -150,7 +153,8 @@ class Engine:
         """``in_place``, on every worker of the paused replica: lend the weights' memory and return when committed.
 
         This rank is `dirty` from here until the whole publication was verified. Returns the ticket that was
-        committed (a newer one where the publication was replaced meanwhile). ``timeout`` seconds, 120 where None.
+        committed (a newer one where the publication was replaced meanwhile). The tensors are kept, so that daemons to
+        come can lend them to neighbours, until the next receive or `release`. ``timeout`` seconds, 120 where None.
         Raises InputError or Refused before anything is lent; ReceiveFailed when it ends without a commit, and then
         the rank stays dirty and can receive again.
         """
@@ -159,10 +163,12 @@ class Engine:
         blocks = blocks_of(tensors, moved(self._layout, self._keep))
         self._hear()
         deadline = time.monotonic() + (RECEIVE_SECONDS if timeout is None else timeout)
+        self._served.forget()
         loan = Loan(self.client, ticket, blocks, self._staging, deadline, self._hear_one)
         done = loan.run()
         failpoint("apply", role="engine", key=self.client.identity.key)
         loan.land()
+        self._served.keep(blocks)
         self._switch(done)
         self._tell_done(done)
         stamp("receive.ended", self.client.identity.key)
@@ -237,6 +243,7 @@ class Engine:
         A shadow on a device is freed: the next publication comes after the next `register`. Raises DaemonUnavailable
         where that cannot be known.
         """
+        self._served.forget()
         self.client.end_loan()
         self.client.release(RELEASE_SECONDS)
         if self._shadow is not None:

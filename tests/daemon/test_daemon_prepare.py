@@ -98,3 +98,35 @@ def test_a_second_without_the_store_is_none(monkeypatch: pytest.MonkeyPatch) -> 
     clock.now = 102.6
     found._call(driver.lane, NEW)
     assert told == ["failed"]
+
+
+def member(held: bool, memory: bool) -> Any:
+    """An in_place rank that holds NEW or not, and whose memory we know or not."""
+    return SimpleNamespace(
+        key="engine/r0/0", trains=False, shadowed=False, receiving=None, holds=lambda _asked: held,
+        readable=lambda _asked: held and memory,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("sends", "memory", "ready"), [(True, True, True), (True, False, False), (False, False, True)])
+def test_a_holder_whose_memory_was_released_lends_before_its_mates_are_sent_from_it(
+    sends: bool, memory: bool, ready: bool
+) -> None:
+    """The plan may have it spread what it holds; its mover would find nothing to send from."""
+    rank, told = member(True, memory), list[str]()
+    found = preparer(rank)
+    driver = cast("Any", found._driver)
+    program = SimpleNamespace(sends=lambda: ["bucket"] * sends, receives=lambda: [SimpleNamespace(id=7)])
+    plan = SimpleNamespace(program=lambda _key: program, held=lambda key, ids: (key, ids))
+    driver.built, driver.held = SimpleNamespace(plan=plan), {}
+    driver.tell = lambda asked, kind, publication: told.append(f"{asked.key} {kind} {tuple(publication)}")
+    assert found._member_ready(rank, NEW) is ready
+    assert driver.held == ({rank.key: (rank.key, [7])} if ready else {})
+    assert told == ([] if ready else ["engine/r0/0 receive (1, 30)"])
+
+
+@pytest.mark.parametrize("memory", [True, False])
+def test_a_neighbour_is_a_source_only_while_its_memory_is_lent(memory: bool) -> None:
+    """It holds the publication either way."""
+    rank = member(True, memory)
+    assert preparer(rank)._source_ready(rank, NEW) is memory

@@ -408,12 +408,15 @@ def test_apply_of_a_shadow_that_changes(
     assert (engine.dirty, engine.publication) == (True, None)
 
 
-def test_pending_brings_the_daemon_back(daemon: FakeDaemon, engine: Engine) -> None:
-    """pending() returns None without a daemon and registers with the next one, telling what is served."""
-    receiving = Receiving(engine, RECEIVE, {"w": torch.zeros(4)})
+def _received(daemon: FakeDaemon, engine: Engine, weights: torch.Tensor) -> None:
+    receiving = Receiving(engine, RECEIVE, {"w": weights})
     daemon.seen("receive")
     _commit(daemon, RECEIVE)
-    receiving.join()
+    assert receiving.join().error is None
+
+
+def _next_daemon(daemon: FakeDaemon, engine: Engine) -> dict[str, Any]:
+    """What a daemon that comes anew is told."""
     daemon.stop()
     assert engine.pending() is None
     daemon.start()
@@ -422,10 +425,61 @@ def test_pending_brings_the_daemon_back(daemon: FakeDaemon, engine: Engine) -> N
         assert engine.pending() is None
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    state = daemon.seen("register", 2)["state"]
+    return daemon.of("register")[-1]
+
+
+def test_pending_brings_the_daemon_back(daemon: FakeDaemon, engine: Engine) -> None:
+    """pending() returns None without a daemon and registers with the next one, telling what is served."""
+    _received(daemon, engine, torch.zeros(4))
+    state = _next_daemon(daemon, engine)["state"]
     assert state == {"generation": 1, "revision": 7, "step": 3, "token": 5, "dirty": False}
     daemon.say(KEY, "ticket", ticket=_newer(RECEIVE).to_json())
     assert engine.pending(wait=10) == _newer(RECEIVE)
+
+
+@pytest.mark.parametrize("staged", [False, True])
+def test_the_next_daemon_is_lent_what_is_served(daemon: FakeDaemon, engine: Engine, staged: bool) -> None:
+    """A rank's neighbours can read it from a daemon that came anew, wherever its weights are."""
+    found: list[bytes] = []
+
+    def register(session, message, fds):
+        (entry,) = message["shadow"]["memory"]
+        found.append(os.pread(fds[1 + entry["fd"]], entry["nbytes"], entry["offset"]))
+        return {"digest": "d"}, []
+
+    weights = torch.zeros(4) if staged else shared_empty((4,), torch.float32)
+    weights += torch.arange(4.0)
+    _received(daemon, engine, weights)
+    daemon.replies["register"] = register
+    told = _next_daemon(daemon, engine)
+    assert (told["mode"], told["shadow"]["device"]) == ("in_place", None)
+    assert found == [torch.arange(4.0).numpy().tobytes()]
+
+
+def test_what_was_released_is_not_lent_again(daemon: FakeDaemon, engine: Engine) -> None:
+    """Its owner frees it, or uses it for something else."""
+    _received(daemon, engine, shared_empty((4,), torch.float32))
+    engine.release()
+    assert "shadow" not in _next_daemon(daemon, engine)
+
+
+def test_a_dirty_rank_is_not_lent_with_the_registration(daemon: FakeDaemon, engine: Engine) -> None:
+    """What a receive left half-written belongs to no publication."""
+    weights = shared_empty((4,), torch.float32)
+    _received(daemon, engine, weights)
+    receiving = Receiving(engine, _newer(RECEIVE), {"w": weights})
+    daemon.seen("receive", 2)
+    daemon.say(KEY, "failed", reason="superseded")
+    assert isinstance(receiving.join().error, ReceiveFailed)
+    told = _next_daemon(daemon, engine)
+    assert (told["state"]["dirty"], "shadow" in told) == (True, False)
+
+
+def test_another_layout_ends_what_was_lent(daemon: FakeDaemon, engine: Engine) -> None:
+    """Memory of the old geometry says nothing about the new one."""
+    _received(daemon, engine, shared_empty((4,), torch.float32))
+    engine.register(LAYOUT)
+    assert "shadow" not in daemon.of("register")[-1]
 
 
 def test_release(daemon: FakeDaemon, engine: Engine) -> None:

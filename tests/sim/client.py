@@ -77,6 +77,10 @@ class SimClient:
         """What a new daemon is told of this rank."""
         return None
 
+    def lends(self) -> tuple[Message, list[int]]:
+        """What a new daemon is lent with the registration."""
+        return {}, [] if self.shadow is None else [self.shadow.fd]
+
     def _died(self) -> None:
         """The process is gone with its memory; what others have mapped stays theirs."""
         if self.machine.clients.get(self.key) is self:
@@ -122,9 +126,11 @@ class SimClient:
         if self.session.closed is not None:
             raise DaemonUnavailable("hung up")
         document = create_document("sim", self.layout.to_bytes())
-        fds = [document] if self.shadow is None else [document, self.shadow.fd]
+        more, fds = self.lends()
         try:
-            await self.call("register", fds, within=5.0, mode=self.mode, keep=[], state=self.state())
+            await self.call(
+                "register", [document, *fds], within=5.0, mode=self.mode, keep=[], state=self.state(), **more
+            )
         finally:
             os.close(document)
         self._backoff = self.backoff[0]

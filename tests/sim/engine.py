@@ -8,14 +8,14 @@ import random
 from typing import TYPE_CHECKING
 
 from refitd.errors import DaemonUnavailable, ReceiveFailed, RefitdError, StoreTimeout, StoreUnavailable
-from refitd.hook.messages import HOST_SHADOW, Ticket
+from refitd.hook.messages import HOST_SHADOW, IN_PLACE, Ticket
 from refitd.hook.page import Taken
 from refitd.hook.shadow import shadow_offsets
 from refitd.layout import Layout
 
 from .client import Message, SimClient
 from .loop import loop
-from .memory import SimMemory
+from .memory import GARBAGE, SimMemory
 
 if TYPE_CHECKING:
     from .world import Machine, World
@@ -96,6 +96,7 @@ class SimEngine(SimClient):
         self._taken: Ticket | None = None
         self._mover: int | None = None
         self._lent = False
+        self._keeps = False  # what was received is where the daemon was told that it is
         self._sent_away = False  # the daemon said that nobody waits for us in this receive
         self._patient_until = 0.0
         machine, layout = replica.machines[rank], replica.layouts[rank]
@@ -115,6 +116,11 @@ class SimEngine(SimClient):
         generation, revision = self.publication
         return {"generation": generation, "revision": revision, "step": self.step, "token": self.page.token,
                 "dirty": bool(self.page.dirty)}  # fmt: skip
+
+    def lends(self) -> tuple[Message, list[int]]:
+        if self._keeps and not self.page.dirty:
+            return {"shadow": {"memory": self.memory.described(), "device": None}}, [self.memory.fd]
+        return super().lends()
 
     async def main(self) -> None:
         rng = self.world.rng
@@ -141,7 +147,7 @@ class SimEngine(SimClient):
 
     async def _obey(self, ticket: Ticket) -> bool:
         """Carry a ticket out; whether this rank could."""
-        if self.of.skips and self._serves(ticket):
+        if self.of.skips and self._serves(ticket) and (self._keeps or self.mode != IN_PLACE):
             return True
         while True:
             try:
@@ -237,7 +243,7 @@ class SimEngine(SimClient):
         self._check(ticket)
         await self._hear()
         deadline = loop().time() + RECEIVE_SECONDS
-        was_dirty, self._lent, self._sent_away = self.page.dirty, False, False
+        was_dirty, self._lent, self._keeps, self._sent_away = self.page.dirty, False, False, False
         self.page.dirty = 1
         self.page.bump_loan()
         try:
@@ -248,6 +254,7 @@ class SimEngine(SimClient):
         finally:
             self._mover = None
         await asyncio.sleep(self.world.rng.uniform(0.0, 0.01))
+        self._keeps = True
         self._switch(done)
         self._tell_done(done)
 
@@ -348,11 +355,22 @@ class SimEngine(SimClient):
             return
 
     async def quietly_release(self) -> None:
-        """Before the weights move, between two receives: nothing is mapped afterwards."""
+        """Before the weights move, between two receives: nobody has the old place mapped afterwards, or reads it."""
         if self.busy is None:
+            self._keeps = False
             self.page.bump_loan()
             with contextlib.suppress(RefitdError):
-                await self.call("release", within=5.0)
+                if await self.call("release", within=5.0) is not None and self.busy is None:
+                    self._move()
+
+    def _move(self) -> None:
+        """The weights go elsewhere; the memory that they were in is used for something else."""
+        if self.mode == IN_PLACE:
+            old, self.memory = self.memory, SimMemory(self, self.page, self.layout)
+            self.memory.load(old)
+            self.world.remember(self, self.memory)
+            for array in old.arrays.values():
+                array[...] = GARBAGE
 
 
 def _taken(ticket: Ticket) -> Taken:
