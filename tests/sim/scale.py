@@ -17,6 +17,7 @@ from .scenario import Scenario, run
 from .world import World
 
 CONVERGE_SECONDS = 60.0
+QUIET_SECONDS = 3.0
 ASKED = ("get", "list", "txn", "watch")  # keepalives go on whatever happens
 
 
@@ -76,7 +77,7 @@ async def measure(scenario: Scenario, nodes: int, lanes: int) -> dict[str, Any]:
         scenario.start()
         world.still = True
         await scenario.assert_i7_converges("at the start", CONVERGE_SECONDS)
-        await asyncio.sleep(3.0)
+        await until_quiet(world)
         meter = Meter(world)
 
         async def settled() -> None:
@@ -96,6 +97,14 @@ async def measure(scenario: Scenario, nodes: int, lanes: int) -> dict[str, Any]:
         "decision_ms_max": round(1000 * max(thinking), 1), "decisions": len(thinking),
         "decision_ms_median": round(1000 * statistics.median(thinking), 2),
     }  # fmt: skip
+
+
+async def until_quiet(world: World) -> None:
+    """Until nothing was written for a while: leaders tidy up old acks in small bites for seconds after a start."""
+    seen = -1
+    while seen != world.etcd.revision:
+        seen = world.etcd.revision
+        await asyncio.sleep(QUIET_SECONDS)
 
 
 def cost(measured: Cost) -> dict[str, Any]:
