@@ -274,7 +274,9 @@ class Client:
 
     def release(self, seconds: float) -> None:
         """Have the movers let go of this rank's memory. Raises DaemonUnavailable; Refused after ``seconds``."""
-        if self.call("release", deadline=time.monotonic() + seconds) is None:
+        deadline = time.monotonic() + seconds
+        self.advance(deadline)  # a daemon that came anew may have been told of the memory already
+        if self.call("release", deadline=deadline) is None:
             raise Refused("release", f"an answer within {seconds:g} s", "nothing")
 
     def start(self, method: str, fds: Sequence[int] = (), **fields: Any) -> int:

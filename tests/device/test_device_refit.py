@@ -98,6 +98,14 @@ def test_without_a_device_movers_are_replaced_and_clients_live(tmp_path):
     assert found["started"] > 2
 
 
+def test_an_engine_lends_what_it_serves_to_the_next_daemon(tmp_path):
+    """A joiner reads it from there, with no trainer left; once it was released nobody does."""
+    done = run(tmp_path, "lent.py")
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found == {"received": [7, 7.0, 7.0], "joined": [7, 7.0, 7.0], "released": True}
+
+
 def test_a_shadow_that_is_released_is_mapped_by_nobody(tmp_path):
     """Nothing is applied from it any more; the next registration brings the publication that was missed."""
     done = run(tmp_path, "shadow_release.py")

@@ -30,6 +30,13 @@ def test_a_refit_is_bit_exact(allocator):
     assert 0 < rows["cuda_small_movers"]["value"] < rows["cuda_small_publish_to_commit"]["value"]
 
 
+@pytest.mark.parametrize("allocator", ["expandable_segments:False", "expandable_segments:True"], ids=["ipc", "vmm"])
+def test_an_engine_lends_what_it_serves_to_the_next_daemon(allocator):
+    """A joiner reads it from there, with no trainer left; once it was released nobody does."""
+    found = run(str(ROOT / "tests/device/lent.py"), PYTORCH_CUDA_ALLOC_CONF=allocator)
+    assert found == {"received": [7, 7.0, 7.0], "joined": [7, 7.0, 7.0], "released": True}
+
+
 @pytest.mark.parametrize("fault", ["kill", "stop"])
 def test_a_mover_that_is_hit_in_the_middle_is_replaced_and_the_refit_commits(fault):
     """Killed or stopped. Bit-exact afterwards; nobody but the mover died."""

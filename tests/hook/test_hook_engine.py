@@ -493,6 +493,17 @@ def test_release(daemon: FakeDaemon, engine: Engine) -> None:
         engine.release()
 
 
+def test_release_waits_for_the_registration_that_is_under_way(daemon: FakeDaemon, engine: Engine) -> None:
+    """The next daemon may know the memory already, though its answer was not read yet."""
+    _received(daemon, engine, shared_empty((4,), torch.float32))
+    daemon.stop()
+    assert engine.pending() is None
+    daemon.start()
+    engine.client._retry_at = 0.0
+    engine.release()
+    assert [request["method"] for request in daemon.requests[-2:]] == ["register", "release"]
+
+
 def test_starts_without_daemon(tmp_path: Any, caplog: pytest.LogCaptureFixture) -> None:
     """An engine starts without a daemon, keeps its layout and asks for tickets in vain."""
     with connect_engine("grpo", "r0", 0, 1, str(tmp_path / "none.sock")) as engine:
