@@ -1,4 +1,4 @@
-"""An in_place engine on the device outlives its daemon, and a joiner on another node reads from it. Prints one JSON object.
+"""An in_place engine on the device outlives its daemon, and a joiner elsewhere reads from it. Prints one JSON object.
 
 Then it releases its memory, and lends nothing any more.
 """
@@ -15,6 +15,7 @@ from refitd.store.spawn import spawn_etcd
 from refitd.testing import LocalDaemon, wait_until
 
 SECONDS = 60.0
+TCP = {"data.transport": "tcp"}  # NCCL refuses a card of two nodes
 etcd = spawn_etcd(prefer="distro")
 
 
@@ -44,7 +45,7 @@ def publish_once(daemon, layout, weights):
     return thread
 
 
-with LocalDaemon(etcd.url, name="a") as a, LocalDaemon(etcd.url, name="b") as b:
+with LocalDaemon(etcd.url, name="a", config=TCP) as a, LocalDaemon(etcd.url, name="b", config=TCP) as b:
     weights = [{"w": _device_empty((64, 64))} for _ in range(3)]
     layout, found = Layout.from_tensors(weights[0]), {}
     weights[0]["w"].fill_(7)
