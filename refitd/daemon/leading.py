@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING
 import structlog
 
 from refitd.config import Config
+from refitd.daemon.coverage import Coverage
 from refitd.epoch.codec import encode
 from refitd.epoch.facts import Write
 from refitd.epoch.identity import ByIdentity
 from refitd.epoch.leader import decide
 from refitd.epoch.patience import Limits, Patience
 from refitd.epoch.records import Leader
-from refitd.errors import MismatchError, PlanError
-from refitd.layout import Layout
-from refitd.plan import Rank, make_plan
 from refitd.store import Compare, CreateRevision, ModRevision
 
 if TYPE_CHECKING:
@@ -47,7 +45,7 @@ class Leading:
         self._quiet: tuple[int, bool] | None = None  # the picture for which nothing was left to decide
         self._digest_set: ByIdentity[Iterable[str], frozenset[str]] = ByIdentity(frozenset)
         self.ended = False  # the job is over, and its records are gone
-        self._coverage: dict[tuple[frozenset[str], frozenset[str]], bool] = {}
+        self._coverage = Coverage(job.known_layout)
         self._log = structlog.get_logger().bind(job=job.job, node=job.node)
 
     @property
@@ -136,28 +134,6 @@ class Leading:
         return done
 
     def _covers(self, replica: str, digests: Iterable[str]) -> bool:
-        """Whether layouts hold between them what a replica needs; a replica whose layouts we lack waits. Its own do."""
-        needs = [info.digest for info in self._job.agreement.view.replicas().get(replica, {}).values()]
-        key = self._digest_set(digests), frozenset(needs)
-        if needs and key[1] <= key[0]:
-            return True
-        if key not in self._coverage:
-            layouts = [[self._job.known_layout(digest) for digest in sorted(side)] for side in key]
-            if any(layout is None for side in layouts for layout in side):
-                return False
-            self._coverage[key] = _plannable(*[[x for x in side if x] for side in layouts])
-        return self._coverage[key]
-
-
-def _plannable(sources: list[Layout], needs: list[Layout]) -> bool:
-    """Whether every region has a holder. Sides that do not match at all count: their lane will say what is wrong."""
-    try:
-        make_plan(
-            [Rank(f"s{i}", f"s{i}", f"s{i}", layout) for i, layout in enumerate(sources)],
-            [Rank(f"d{i}", f"d{i}", f"d{i}", layout) for i, layout in enumerate(needs)],
-        )
-    except MismatchError:
-        return True
-    except PlanError:
-        return False
-    return True
+        """Whether layouts hold between them what a replica needs; a replica whose layouts we lack waits."""
+        needs = (info.digest for info in self._job.agreement.view.replicas().get(replica, {}).values())
+        return self._coverage.holds(self._digest_set(digests), frozenset(needs))

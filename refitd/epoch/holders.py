@@ -90,6 +90,16 @@ def _trainers(view: View) -> dict[str, Slot]:
     return {key: slot for key, slot in view.slots().items() if key.startswith(prefix)}
 
 
+def world(view: View) -> int:
+    """How many ranks the current generation's run has, as those say that are registered."""
+    return view.memo("world", ("members", "generation"), lambda: _world(view))
+
+
+def _world(view: View) -> int:
+    run = view.generation.value.run if view.generation else ""
+    return max((info.world for _m, info in view.ranks() if (info.side, info.group) == ("trainer", run)), default=0)
+
+
 def open_offers(view: View) -> frozenset[OfferId]:
     """All loans that stand, by name."""
     return view.memo(
@@ -158,10 +168,10 @@ def choose_sources(
     publication: PubId | None,
     excluded: set[SlotId],
     covers: Covers,
-    world: int = 1,
+    size: int = 1,
 ) -> tuple[tuple[SlotId, ...], str]:
-    """Slots that a lane of ``world`` members reads from, by group and rank, and why these; empty where nobody holds the
-    whole model.
+    """Slots that a lane of ``size`` members reads from, by group and rank, and why these; empty where nobody holds the
+    whole model. A run of which nobody is missing is read from all the same: its lane will say what it lacks.
 
     The present sources stay as long as they hold what is needed and want to stay: a refit under way is not turned for
     a better idea. Neighbours that committed come before trainers, so that a joiner leaves the trainers alone; of many
@@ -177,7 +187,7 @@ def choose_sources(
     neighbours = lane.sources if lane and lane.sources and lane.sources[0].key.startswith("engine/") else ()
     before = {natural(slot)[0] for slot in neighbours}
     for engines, lenders in pool.tiers:
-        if few := engines.few(own, excluded, ENOUGH * world, lambda digests: covers(replica, digests), before):
+        if few := engines.few(own, excluded, ENOUGH * size, lambda digests: covers(replica, digests), before):
             return few.ids, "replicas that committed it"
         replicas, ranks = engines.without(own, excluded), lenders.without(own, excluded)
         for ids, digests, reason in (
@@ -186,6 +196,9 @@ def choose_sources(
         ):
             if ranks.ids and covers(replica, digests):
                 return ids, reason
+    run = pool.tiers[-1][1].without(own, excluded)
+    if run.ids and len(run.ids) == world(view):
+        return run.ids, "all trainer ranks of the generation, which do not hold all that it needs"
     return (), "no live holder of every region"
 
 

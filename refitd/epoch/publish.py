@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from refitd.epoch.codec import encode
 from refitd.epoch.facts import Facts, Write
-from refitd.epoch.holders import Covers, trainers
+from refitd.epoch.holders import Covers, trainers, world
 from refitd.epoch.records import Generation, Offer, OfferId, Publication, Runs
 from refitd.epoch.view import View
 
@@ -91,11 +91,11 @@ def publication(view: View, facts: Facts, covers: Covers) -> Iterator[Write]:
     steps = collections.Counter(offer.step for offer in offers)
     step = max(steps, key=lambda step: (steps[step], step))
     chosen = tuple(sorted((offer for offer in offers if offer.step == step), key=_natural))
-    if not facts.store_settled and len(chosen) < _world(view):
+    if not facts.store_settled and len(chosen) < world(view):
         return  # whoever is absent may only be cut off from the store
     live = trainers(view)
     missing = sorted(set(live) - {offer.key for offer in chosen})
-    if away := _world(view) - len(live):
+    if away := world(view) - len(live):
         missing.append(f"{away} that are not registered")
     if missing and not (facts.grace_over and _enough(view, [live[offer.key].digest for offer in chosen], covers)):
         return
@@ -113,17 +113,6 @@ def guards(view: View) -> tuple[tuple[str, int], ...]:
 def _natural(offer: Offer) -> tuple[str, int]:
     group, _, rank = offer.key.rpartition("/")
     return group, int(rank)
-
-
-def _world(view: View) -> int:
-    """How many ranks the run has, as those say that are registered."""
-    return view.memo("world", ("members", "generation"), lambda: _size(view))
-
-
-def _size(view: View) -> int:
-    assert view.generation is not None
-    run = view.generation.value.run
-    return max((info.world for _m, info in view.ranks() if (info.side, info.group) == ("trainer", run)), default=0)
 
 
 def _enough(view: View, digests: list[str], covers: Covers) -> bool:

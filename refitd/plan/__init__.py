@@ -1,6 +1,7 @@
 """Who sends what to whom: plans, programs, proofs, and how a bucket is packed. Pure."""
 
 from refitd.plan.base import Plan
+from refitd.plan.covered import covered
 from refitd.plan.execute import array_dtype, copy, flat_array, pack, unpack
 from refitd.plan.held import Held
 from refitd.plan.lose import lose
@@ -31,6 +32,7 @@ __all__ = [
     "Topology",
     "array_dtype",
     "copy",
+    "covered",
     "flat_array",
     "lose",
     "make_plan",

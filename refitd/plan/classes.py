@@ -57,7 +57,7 @@ class Classes(NamedTuple):
 def classify(source: Side, destination: Side, ranks: Ranks, sets: RankSets) -> Classes:
     """Join the sides. Raises MismatchError where they differ, PlanError where a needed region has no holder."""
     needs = lay(wanted(destination), ranks.destination, sets, None, writes=True)
-    found = _source_tensors(source, destination, needs.tensor)
+    found = source_tensors(source, destination, needs.tensor)
     holds = lay(source, ranks.source, sets, distinct(found), writes=False)
     at = np.searchsorted(holds.tensor, found)
     at[at == len(holds.tensor)] = 0
@@ -85,7 +85,7 @@ _NONE = np.zeros(0, np.int64)
 _NO_CELLS = (np.zeros(1, np.int64), _NONE, _NONE, np.zeros((0, 1), np.int64), np.zeros((0, 1), np.int64))
 
 
-def _source_tensors(source: Side, destination: Side, tensors: Ints) -> Ints:
+def source_tensors(source: Side, destination: Side, tensors: Ints) -> Ints:
     """The source's tensor for each tensor of the destination, by number: its own name, an alias, or -1."""
     found = source.tensors.where(destination.tensors)
     held = np.zeros(len(source.tensors) + 1, dtype=bool)

@@ -51,8 +51,8 @@ def plan_large(
 
     Neighbours are planned for as if they were members, and are then taken to hold all that they need.
     """
-    target = _side([*members, *neighbours])
-    plan = plan_sides(_side(sources), target, _NODES, relays=False, bucket_bytes=max(bucket_bytes, 16))
+    target = side_of([*members, *neighbours])
+    plan = plan_sides(side_of(sources), target, _NODES, relays=False, bucket_bytes=max(bucket_bytes, 16))
     return LeftPlan(plan, {}, tuple(rank.key for rank in neighbours)) if neighbours else plan
 
 
@@ -72,7 +72,7 @@ class _Same(NamedTuple):
         return hash(self[:4])
 
 
-def _side(ranks: Sequence[Rank]) -> Side:
+def side_of(ranks: Sequence[Rank]) -> Side:
     """Ranks in the order of their keys; every node of a domain is a domain of its own, as movers read only in a
     node."""
     ordered = sorted(ranks, key=lambda rank: rank.key)

@@ -14,9 +14,7 @@ from refitd.epoch.codec import encode
 from refitd.epoch.facts import Write
 from refitd.epoch.records import Leader
 from refitd.epoch.view import View
-from refitd.layout import Layout
 from refitd.store import CreateRevision
-from refitd.testing import split_layout
 
 WRITE = Write("lanes/r0", b"{}", 3, "a test")
 
@@ -72,24 +70,10 @@ def test_a_lane_hears_at_once_what_was_decided_for_it(key: str, poked: list[str]
     assert order == (["decide", "lane", "decide"] if poked else ["decide", "decide", "lane"])
 
 
-def test_a_replica_is_covered_by_its_own_layouts_without_a_plan() -> None:
-    """Sources that have all of its layouts hold what it needs; of others a plan says whether they do, once."""
-    spec = {"w": ((8, 4), "int64")}
-    halves, whole = [split_layout(spec, rank, 2) for rank in range(2)], split_layout(spec, 0, 1)
-    known = {"a": halves[0], "b": halves[1], "all": whole}
-    asked: list[str] = []
-
-    def layout(digest: str) -> Layout | None:
-        asked.append(digest)
-        return known.get(digest)
-
+def test_a_replica_is_asked_for_by_the_layouts_of_its_ranks() -> None:
+    """Sources that have all of them hold what it needs; one that is gone needs nothing that could be held."""
     view = SimpleNamespace(replicas=lambda: {"r0": {0: SimpleNamespace(digest="a"), 1: SimpleNamespace(digest="b")}})
-    leading = Leading(MagicMock(node="a", agreement=MagicMock(view=view), known_layout=layout))
+    leading = Leading(MagicMock(node="a", agreement=MagicMock(view=view), known_layout=lambda _digest: None))
     assert leading._covers("r0", ("a", "b", "elsewhere"))
-    assert asked == []
-    assert leading._covers("r0", ("all",))
-    assert not leading._covers("r0", ("a",))
-    assert asked == ["all", "a", "b", "a", "a", "b"]
-    assert leading._covers("r0", ("all",))
-    assert len(asked) == 6
-    assert not leading._covers("r0", ("elsewhere",)), "it waits for a layout that we lack"
+    assert not leading._covers("r0", ("a",)), "it waits for a layout that we lack"
+    assert not leading._covers("r1", ("a", "b"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import itertools
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -22,13 +23,26 @@ from .world import World
 Model = dict[str, tuple[tuple[int, ...], str]]
 WIDE: Model = {"a": ((64, 2), "int64"), "b": ((64,), "int64")}
 MODEL: Model = {"a": ((8, 6), "int64"), "b": ((12,), "int64"), "c": ((6, 8), "int64")}
+STAGES = 2
 CONVERGE_SECONDS = 60.0
 
 
 def layouts(world_size: int, dim: int, model: Model = MODEL) -> list[Layout]:
-    """One rank's layout each; the bias is always cut along its only axis."""
-    return [split_layout(model, rank, world_size, 0) if dim == 0 else _columns(rank, world_size, model)
-            for rank in range(world_size)]  # fmt: skip
+    """One rank's layout each, cut along an axis, or by `STAGES`; the bias is always cut along its only axis."""
+    cut = {0: _rows, 1: _columns, STAGES: _stages}[dim]
+    return [cut(rank, world_size, model) for rank in range(world_size)]
+
+
+def _rows(rank: int, world_size: int, model: Model) -> Layout:
+    return split_layout(model, rank, world_size, 0)
+
+
+def _stages(rank: int, world_size: int, model: Model) -> Layout:
+    """Pipeline stages: a rank knows nothing of the tensors of other stages. The ranks of one stage cut its rows."""
+    names, stages = sorted(model), min(world_size, len(model))
+    mates = [other for other in range(world_size) if other % stages == rank % stages]
+    own = {name: model[name] for name in names if names.index(name) % stages == rank % stages}
+    return split_layout(own, mates.index(rank), len(mates), 0)
 
 
 def _columns(rank: int, world_size: int, model: Model) -> Layout:
@@ -92,7 +106,8 @@ class Scenario:
     def new_run(self, step: int) -> TrainerGroup:
         world = self.world
         machines = self.trainer_machines
-        group = TrainerGroup(world, f"run{len(world.groups)}", machines, layouts(len(machines), 0, self.model), step)
+        cut = STAGES if self.model is MODEL and random.Random(f"stages {world.seed}").random() < 0.3 else 0
+        group = TrainerGroup(world, f"run{len(world.groups)}", machines, layouts(len(machines), cut, self.model), step)
         world.groups.append(group)
         for rank in range(len(machines)):
             loop().call_later(world.rng.uniform(0, 0.5), group.start, rank)
