@@ -23,14 +23,18 @@ from .world import World
 Model = dict[str, tuple[tuple[int, ...], str]]
 WIDE: Model = {"a": ((64, 2), "int64"), "b": ((64,), "int64")}
 MODEL: Model = {"a": ((8, 6), "int64"), "b": ((12,), "int64"), "c": ((6, 8), "int64")}
-STAGES = 2
+ROWS, COLUMNS, STAGES, TWICE = range(4)
 CONVERGE_SECONDS = 60.0
 
 
-def layouts(world_size: int, dim: int, model: Model = MODEL) -> list[Layout]:
-    """One rank's layout each, cut along an axis, or by `STAGES`; the bias is always cut along its only axis."""
-    cut = {0: _rows, 1: _columns, STAGES: _stages}[dim]
-    return [cut(rank, world_size, model) for rank in range(world_size)]
+def layouts(world_size: int, cut: int, model: Model = MODEL) -> list[Layout]:
+    """One rank's layout each, cut in one of four ways; by `COLUMNS` the bias is cut along its only axis."""
+    return [_CUTS[cut](rank, world_size, model) for rank in range(world_size)]
+
+
+def some_cut(rng: random.Random) -> int:
+    """How a side is cut: rarer ways are what frameworks mix them with."""
+    return rng.choices([ROWS, COLUMNS, STAGES, TWICE], [4, 3, 3, 3])[0]
 
 
 def _rows(rank: int, world_size: int, model: Model) -> Layout:
@@ -62,6 +66,15 @@ def _columns(rank: int, world_size: int, model: Model) -> Layout:
     return Layout.from_pieces(described, storages, pieces)
 
 
+def _twice(rank: int, world_size: int, model: Model) -> Layout:
+    """Rows among half of the ranks, and the same among the others: some may die, and nothing is lost."""
+    parts = -(-world_size // 2)
+    return split_layout(model, rank % parts, parts, 0)
+
+
+_CUTS = {ROWS: _rows, COLUMNS: _columns, STAGES: _stages, TWICE: _twice}
+
+
 class Scenario:
     """One seed's run."""
 
@@ -82,7 +95,7 @@ class Scenario:
             hosts = [others[(place + (rank if spread else 0)) % len(others)] for rank in range(ranks)]
             place += ranks if spread else 1
             name = f"r{i}"
-            world.replicas[name] = Replica(world, name, hosts, layouts(ranks, world.rng.randrange(2)), mode)
+            world.replicas[name] = Replica(world, name, hosts, layouts(ranks, some_cut(world.rng)), mode)
 
     def build_wide(self, trainers: int, replicas: list[tuple[int, str]]) -> None:
         """Each rank on a node of its own."""
@@ -106,7 +119,7 @@ class Scenario:
     def new_run(self, step: int) -> TrainerGroup:
         world = self.world
         machines = self.trainer_machines
-        cut = STAGES if self.model is MODEL and random.Random(f"stages {world.seed}").random() < 0.3 else 0
+        cut = some_cut(random.Random(f"cut {world.seed}")) if self.model is MODEL else ROWS
         group = TrainerGroup(world, f"run{len(world.groups)}", machines, layouts(len(machines), cut, self.model), step)
         world.groups.append(group)
         for rank in range(len(machines)):
@@ -122,7 +135,7 @@ class Scenario:
         ranks, mode = some_modes(world, 1)[0]
         name = f"r{len(world.replicas)}"
         hosts = [world.rng.choice(up) for _ in range(ranks)]
-        world.replicas[name] = Replica(world, name, hosts, layouts(ranks, world.rng.randrange(2)), mode)
+        world.replicas[name] = Replica(world, name, hosts, layouts(ranks, some_cut(world.rng)), mode)
         return True
 
     def restart_training(self) -> None:
