@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import collections
 import functools
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from refitd.epoch.holders import Covers, hold_without, holders
@@ -54,11 +55,9 @@ def judge(
     kept = {e.slot: e for e in lane.excluded if _stands(view, e) and not (e.passing and target is None)}
     old = [s for s in lane.suspicions if target and view.live(s.source) and view.live(s.destination)]
     new = list(_new_suspicions(view, lane, target))
-    may_go = functools.partial(_may_go, view, lane, target, covers)
-    for exclusion in (
-        *_blamed(lane, old, new, may_go),
-        *_silent(lane, silent, may_go),
-        *_dissenting(view, lane, may_go),
+    may_go = functools.partial(_may_go, view, lane, target, covers, kept)
+    for exclusion in itertools.chain(  # one after another: whoever goes may leave another as the last holder
+        _blamed(lane, old, new, may_go), _silent(lane, silent, may_go), _dissenting(view, lane, may_go)
     ):
         if view.live(exclusion.slot) and exclusion.slot not in kept:
             kept[exclusion.slot] = exclusion
@@ -134,15 +133,17 @@ def _one_end(
         yield Exclusion(source, False, reason)
 
 
-def _may_go(view: View, lane: Lane, target: PubId | None, covers: Covers, slot: SlotId) -> bool:
+def _may_go(
+    view: View, lane: Lane, target: PubId | None, covers: Covers, gone: Mapping[SlotId, Exclusion], slot: SlotId
+) -> bool:
     """The last holder of a region is never excluded, whether the lane reads from the others now or not; members and
-    neighbours hold nothing that others wait for."""
+    neighbours hold nothing that others wait for. ``gone``: who goes already."""
     if slot not in lane.source_ids:
         return True
-    rest = [live.digest for other in lane.sources if other != slot and (live := view.live(other))]
+    out = {exclusion.slot for exclusion in lane.excluded} | gone.keys() | {slot}
+    rest = [live.digest for other in lane.sources if other not in out and (live := view.live(other))]
     if rest and covers(lane.replica, rest):
         return True
-    out = {exclusion.slot for exclusion in lane.excluded} | {slot}
     return target is not None and hold_without(view, lane.replica, target, out, covers)
 
 

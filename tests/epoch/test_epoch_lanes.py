@@ -279,6 +279,20 @@ def test_the_last_holder_is_never_excluded() -> None:
     assert excluded(book) == []
 
 
+def test_two_holders_of_a_region_do_not_go_together() -> None:
+    """Either may, and the other is the last one then: a lane without sources would never be written, nor heard of."""
+    book, third = spare(), "trainer/run1/2"
+    offers = [offer for node, key in (("t0", T0), ("t1", T1), ("t2", third)) for offer in book.offer(node, key, seq=2)]
+    book.refit("r0", book.publish(*offers))
+    book.lane("r0", (E0, E1), (T0, T1, third))
+    book.ack("r0", "e0", "failed", edge=(third, E0))
+    book.ack("r0", "e1", "failed", edge=(T0, E1))
+    assert excluded(book) == [(third, False, "e0: broke")]
+    lane = desired_lane(book.view, "r0", covers)
+    assert isinstance(lane, Lane)
+    assert [slot.key for slot in lane.sources] == [T0, T1]
+
+
 def test_edges_of_strangers_and_failures_without_edge_blame_nobody() -> None:
     """A name that is not in the lane, or none at all."""
     book = spare()

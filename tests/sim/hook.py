@@ -14,7 +14,7 @@ from refitd.hook.messages import ADMIN, check
 from refitd.hook.page import ControlPage
 from refitd.hook.session import Fds
 
-from .loop import Process, loop
+from .loop import TICK, Process, loop
 
 if TYPE_CHECKING:
     from .client import SimClient
@@ -54,7 +54,7 @@ class SimSession:
 
     def send(self, message: Message, fds: Sequence[int] = ()) -> None:
         if self.closed is None:
-            self._back_at = max(self._back_at, loop().time() + self._hook.delay())
+            self._back_at = max(self._back_at + TICK, loop().time() + self._hook.delay())
             loop().call_at(self._back_at, self._client.heard, self, message, list(fds), context=self._client.context)
 
     def close(self, reason: str) -> None:
@@ -62,7 +62,7 @@ class SimSession:
             return
         self.closed = reason
         self._hook.world.say("session_closed", rank=self.key, reason=reason)
-        at = max(self._back_at, loop().time() + self._hook.delay())
+        at = max(self._back_at + TICK, loop().time() + self._hook.delay())
         loop().call_at(at, self._client.hung_up, self, reason, context=self._client.context)
         if self._task is not None:
             self._task.cancel()
@@ -80,12 +80,12 @@ class SimSession:
     def ask(self, message: Message, fds: Sequence[int]) -> None:
         """A request on its way; its descriptors are duplicated, as the socket would."""
         copies = Fds([os.dup(fd) for fd in fds])
-        self._there_at = max(self._there_at, loop().time() + self._hook.delay())
+        self._there_at = max(self._there_at + TICK, loop().time() + self._hook.delay())
         loop().call_at(self._there_at, self._arrived, message, copies, context=self._process.context)
 
     def hang_up(self) -> None:
         """The client closed its end, or died."""
-        at = max(self._there_at, loop().time() + self._hook.delay())
+        at = max(self._there_at + TICK, loop().time() + self._hook.delay())
         loop().call_at(at, self.close, "the client closed the connection", context=self._process.context)
 
     def _arrived(self, message: Message, fds: Fds) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 from greenlet import getcurrent, greenlet
 
+TICK = 1e-6  # between two words of one connection: timers of the same moment run in any order
 _numbers = itertools.count()
 
 

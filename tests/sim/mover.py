@@ -14,7 +14,7 @@ from refitd.errors import ProtocolError, TransportError
 from refitd.hook.memfd import read_document
 
 from .lane import NOTHING, SimLane
-from .loop import Process, loop
+from .loop import TICK, Process, loop
 from .memory import Mount, identity
 from .net import End
 
@@ -92,7 +92,7 @@ class SimHandle:
             return  # bandwidth has no price here, and nothing has to wake
         read = {"mount": self._memory, "edge": self._connection}.get(message["kind"], _document)
         things = [read(fd) for fd in fds]
-        self._there_at = max(self._there_at, loop().time() + self._world.rng.uniform(0.0001, 0.002))
+        self._there_at = max(self._there_at + TICK, loop().time() + self._world.rng.uniform(0.0001, 0.002))
         loop().call_at(self._there_at, self.mover.handle, dict(message), things, context=self.process.context)
 
     def _memory(self, fd: int) -> Any:
@@ -107,7 +107,7 @@ class SimHandle:
 
     def report(self, message: Message) -> None:
         """From the mover: to the daemon, in order."""
-        self._back_at = max(self._back_at, loop().time() + self._world.rng.uniform(0.0001, 0.002))
+        self._back_at = max(self._back_at + TICK, loop().time() + self._world.rng.uniform(0.0001, 0.002))
         loop().call_at(self._back_at, self._heard, message, context=self._daemon.context)
 
     def _heard(self, message: Message) -> None:
@@ -134,7 +134,7 @@ class SimHandle:
         self.mover.machine.processes.pop(self.process, None)
         self._world.movers.pop(self.pidfd, None)
         # What it said before it died still counts: the exit is noticed after it.
-        at = max(self._back_at, loop().time() + self._world.rng.uniform(0.0001, 0.001))
+        at = max(self._back_at + TICK, loop().time() + self._world.rng.uniform(0.0001, 0.001))
         loop().call_at(at, self._exited, context=self._daemon.context)
 
     def _exited(self) -> None:
