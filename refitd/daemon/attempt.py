@@ -188,13 +188,13 @@ class Attempt:
 
 
 async def _all_held(driver: LaneDriver, lane: Lane) -> dict[str, Held]:
-    """What every member of the lane holds already, by its node's ack; all nodes read the same acks."""
+    """What every member of the lane holds already, by its own node's ack; all nodes read the same acks."""
     held: dict[str, Held] = {}
     view = driver.context.agreement.view
-    for node in lane.member_nodes:
-        ack = view.ack(driver.replica, node)
-        for key, digest in (ack.held if ack else {}).items():
-            held[key] = Held.from_bytes(await driver.context.blob(node, digest))
+    for slot in lane.members:
+        ack = view.ack(driver.replica, slot.node)
+        if digest := ack.held.get(slot.key) if ack else None:
+            held[slot.key] = Held.from_bytes(await driver.context.blob(slot.node, digest))
     return held
 
 

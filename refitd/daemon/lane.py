@@ -163,9 +163,12 @@ class LaneDriver:
         return bool(rank and rank.mover and rank.life == slot.mover)
 
     def _absorb(self, key: str, verified: list[int]) -> None:
-        """Keep what a mover of ours had verified, so that no later attempt moves it again."""
-        attempt = self.attempt
-        if attempt and verified and key in attempt.members:
+        """Keep what a mover of ours had verified, so that no later attempt moves it again; it went with its process."""
+        attempt, rank = self.attempt, self.context.ranks.get(key)
+        lives = {slot.key: slot.incarnation for slot in self.lane.members} if self.lane else {}
+        if rank is None or rank.session.incarnation != lives.get(key):
+            self.held.pop(key, None)
+        elif attempt and verified and key in attempt.members:
             new = attempt.plan.held(key, verified)
             self.held[key] = self.held[key].union(new) if key in self.held else new
 

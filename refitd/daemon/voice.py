@@ -83,8 +83,10 @@ class Voice:
         if not built or not built.ready:
             return None
         phase, publication = self._progress()
-        held = {key: driver.context.keep_blob(held.to_bytes()) for key, held in sorted(driver.held.items())}
-        shown = held if phase != "built" else {}
+        held = {rank.key: driver.held[rank.key] for rank in driver.my_members() if rank.key in driver.held}
+        shown = (
+            {key: driver.context.keep_blob(held[key].to_bytes()) for key in sorted(held)} if phase != "built" else {}
+        )
         return Ack(driver.token, digest, phase, *publication, shown, served, lead=lead, ahead=ahead, void=void)
 
     def _lead(self) -> tuple[PubId, int]:

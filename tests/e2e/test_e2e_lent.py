@@ -109,3 +109,20 @@ def test_a_rank_that_released_its_memory_is_asked_for_it_before_a_mate_is_sent_a
         assert set(memory[0].tolist()) == set(memory[3].tolist()) == {7.0}
         assert (anew.publication, lead.publication) == (other.publication, other.publication)
         assert lends(a, "r0") is True
+
+
+def test_ranks_that_change_places_hold_nothing(etcd: str) -> None:
+    """Each node has verified the bytes of a rank that now lives on the other one, in a new process with empty memory:
+    what a node held counts for its own ranks alone, in the life in which they held it."""
+    with ExitStack() as stack:
+        a, b = (stack.enter_context(LocalDaemon(etcd, name=name, config=JOB)) for name in "ab")
+        pair = [joins(stack, daemon, "r0", rank, 2) for rank, daemon in enumerate((a, b))]
+        other, memory = joins(stack, b, "r1"), [shared_empty((COUNT,), torch.float32) for _ in range(3)]
+        publish_sevens(a, (pair, memory[:2]), ([other], memory[2:]))
+        for engine in pair:
+            engine.close()
+        swapped = [joins(stack, daemon, "r0", rank, 2) for rank, daemon in enumerate((b, a))]
+        fresh = [shared_empty((COUNT,), torch.float32) for _ in range(2)]
+        receive(swapped, fresh)
+        assert [set(tensor.tolist()) for tensor in fresh] == [{7.0}] * 2
+        assert [engine.publication for engine in swapped] == [other.publication] * 2

@@ -45,6 +45,13 @@ class Replica:
     def world_size(self) -> int:
         return len(self.machines)
 
+    def become(self, machines: list[Machine], layouts: list[Layout]) -> None:
+        """Of another size, once all that were there have ended."""
+        self.machines, self.layouts = machines, layouts
+        self.ranks.clear()
+        self.waiting.clear()
+        self.torn = False
+
     def start(self, rank: int) -> None:
         if not self.retired and self.machines[rank].up and (rank not in self.ranks or self.ranks[rank].process.dead):
             self.torn = self.torn or rank in self.ranks

@@ -104,6 +104,12 @@ def join(self: Nemesis, lane: str) -> bool:
     return self.scenario.join()
 
 
+def rescale(self: Nemesis, lane: str) -> bool:
+    """A replica is deployed anew, in another size."""
+    replica = self.world.replicas.get(lane)
+    return replica is not None and self.scenario.rescale(replica)
+
+
 def leave(self: Nemesis, lane: str) -> bool:
     """A replica goes for good, while others stay."""
     live = [replica for replica in self.world.replicas.values() if not replica.retired]

@@ -118,8 +118,10 @@ class Scenario:
 
     def new_run(self, step: int) -> TrainerGroup:
         world = self.world
-        machines = self.trainer_machines
-        cut = some_cut(random.Random(f"cut {world.seed}")) if self.model is MODEL else ROWS
+        machines, cut = self.trainer_machines, ROWS
+        if self.model is MODEL:  # each run is cut anew, and may have lost or gained a rank
+            rng = random.Random(f"run {world.seed} {len(world.groups)}")
+            cut, machines = some_cut(rng), rng.choice([machines, machines, machines[:-1] or machines, machines * 2])
         group = TrainerGroup(world, f"run{len(world.groups)}", machines, layouts(len(machines), cut, self.model), step)
         world.groups.append(group)
         for rank in range(len(machines)):
@@ -136,6 +138,16 @@ class Scenario:
         name = f"r{len(world.replicas)}"
         hosts = [world.rng.choice(up) for _ in range(ranks)]
         world.replicas[name] = Replica(world, name, hosts, layouts(ranks, some_cut(world.rng)), mode)
+        return True
+
+    def rescale(self, replica: Replica) -> bool:
+        """Its processes end, and others will come: another number of ranks, on machines that are up, cut anew."""
+        rng, up = self.world.rng, [machine for machine in self.world.machines.values() if machine.up]
+        if replica.retired or not up:
+            return False
+        replica.end()
+        hosts = [rng.choice(up) for _ in range(rng.choice([1, 2, 3]))]
+        replica.become(hosts, layouts(len(hosts), some_cut(rng)))
         return True
 
     def restart_training(self) -> None:
