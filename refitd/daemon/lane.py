@@ -165,8 +165,8 @@ class LaneDriver:
     def _absorb(self, key: str, verified: list[int]) -> None:
         """Keep what a mover of ours had verified, so that no later attempt moves it again; it went with its process."""
         attempt, rank = self.attempt, self.context.ranks.get(key)
-        lives = {slot.key: slot.incarnation for slot in self.lane.members} if self.lane else {}
-        if rank is None or rank.session.incarnation != lives.get(key):
+        lives = {slot.key: (slot.incarnation, slot.digest) for slot in self.lane.members} if self.lane else {}
+        if rank is None or (rank.session.incarnation, rank.digest) != lives.get(key):
             self.held.pop(key, None)
         elif attempt and verified and key in attempt.members:
             new = attempt.plan.held(key, verified)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from refitd.daemon.attempt import Attempt
+from refitd.daemon.attempt import Attempt, _all_held
+from refitd.daemon.lane import LaneDriver
 from refitd.daemon.rank import LocalOffer, LocalRank
 from refitd.epoch.codec import encode
-from refitd.epoch.records import Lane, Offer, PubId, Publication
+from refitd.epoch.records import Ack, Lane, Offer, PubId, Publication, Slot
 from refitd.epoch.view import View
 from refitd.errors import TransportError
 from refitd.hook.page import ControlPage
@@ -58,3 +60,40 @@ def test_a_reader_that_left_is_told_nothing(attempt: Attempt) -> None:
     attempt.members = {"engine/r1/0"}
     attempt.source_ready("engine/r0/0", whole=True)
     assert sent == []
+
+
+def slot(rank: int, node: str, life: str = "new", digest: str = "d") -> Slot:
+    return Slot(f"engine/r0/{rank}", node, 1, life, 1, digest)
+
+
+def test_what_a_rank_holds_is_believed_of_its_present_node_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ranks have changed places: each node may still say what their predecessors had verified on it."""
+    view = View()
+    for node, said in (("a", {"engine/r0/0": "old0"}), ("b", {"engine/r0/0": "new0", "engine/r0/1": "old1"})):
+        view.put(f"acks/r0/{node}", encode(Ack(3, "d", "prepared", 1, 7, said, (0, 0))), 9, 9)
+    fetched: list[tuple[str, str]] = []
+
+    async def blob(node: str, digest: str) -> bytes:
+        fetched.append((node, digest))
+        return digest.encode()
+
+    monkeypatch.setattr("refitd.daemon.attempt.Held.from_bytes", lambda data: data)
+    driver = SimpleNamespace(replica="r0", context=SimpleNamespace(agreement=SimpleNamespace(view=view), blob=blob))
+    lane = Lane("r0", (slot(0, "b"), slot(1, "a")), (), (), (), "")
+    assert asyncio.run(_all_held(cast("Any", driver), lane)) == {"engine/r0/0": b"new0"}
+    assert fetched == [("b", "new0")]
+
+
+@pytest.mark.parametrize(
+    ("life", "digest", "kept"), [("new", "d", {"engine/r0/0": "more"}), ("other", "d", {}), ("new", "changed", {})]
+)
+def test_what_was_verified_goes_with_the_process_and_its_layout(life: str, digest: str, kept: dict[str, str]) -> None:
+    """A mover's last word may come after the next process of its rank."""
+    rank = SimpleNamespace(session=SimpleNamespace(incarnation=life), digest=digest)
+    known, key = SimpleNamespace(union=lambda more: more), "engine/r0/0"
+    driver = cast("Any", object.__new__(LaneDriver))
+    driver.context, driver.held = SimpleNamespace(ranks={key: rank}), {key: known}
+    driver.lane = Lane("r0", (slot(0, "a"),), (), (), (), "")
+    driver.attempt = SimpleNamespace(members={key}, plan=SimpleNamespace(held=lambda _key, _verified: "more"))
+    driver._absorb(key, [1, 2])
+    assert driver.held == kept
