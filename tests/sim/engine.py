@@ -135,7 +135,7 @@ class SimEngine(SimClient):
         await self.advance(loop().time() + 5.0)
         while True:
             try:
-                async with asyncio.timeout(rng.uniform(0.05, 0.3)):
+                async with asyncio.timeout(rng.uniform(0.05, 0.3) * self.world.leisure):
                     ticket = await self.orders.get()
             except TimeoutError:
                 await self._serve()

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 NOTHING: Mapping[str, Any] = {"attempt": 0, "verified": [], "rx": {}, "tx": {}}
 RETRY_SECONDS = 0.05
+BUSY_SECONDS, IDLE_SECONDS = 0.25, 1.0  # between two looks at an edge that has something to bring, or nothing
 IDLE_GRACE_SECONDS = 0.25
 PROGRESS_SECONDS = 0.25
 WITHDRAWN = "loan withdrawn"
@@ -173,7 +174,8 @@ class SimLane:
         silent_since, seen = loop().time(), self.round
         try:
             while not receiving.done():
-                await asyncio.wait([receiving], timeout=0.25)
+                busy = self.round is not None and not self.round.stopped and self.round.expects(edge)
+                await asyncio.wait([receiving], timeout=BUSY_SECONDS if busy else IDLE_SECONDS)
                 now = self.round
                 if now is not seen or now is None or now.stopped or not now.expects(edge):
                     silent_since, seen = loop().time(), now

@@ -18,6 +18,7 @@ from .world import World
 
 CONVERGE_SECONDS = 60.0
 QUIET_SECONDS = 3.0
+LEISURE = 5.0  # a thousand engines that answer all the time are most of what there is to simulate
 ASKED = ("get", "list", "txn", "watch")  # keepalives go on whatever happens
 
 
@@ -69,7 +70,7 @@ async def measure(scenario: Scenario, nodes: int, lanes: int) -> dict[str, Any]:
     """Start everything; then kill one mover, one engine rank, and the trainers' run, and count what that costs."""
     world = scenario.world
     world.watch_delay, world.late_spans = 0.05, 0.0
-    world.train_seconds, world.patience = 20.0, 60.0
+    world.train_seconds, world.patience, world.leisure = 20.0, 60.0, LEISURE
     trainers, sizes = hosts(nodes, lanes)
     scenario.build_wide(trainers, [(size, HOST_SHADOW if i % 4 == 3 else IN_PLACE) for i, size in enumerate(sizes)])
     thinking: list[float] = []

@@ -197,6 +197,7 @@ class World:
         self.slow_lanes: dict[str, float] = {}  # seconds that reading a bucket takes in these
         self.watch_delay = 0.0  # seconds that the store gathers events for, beside the network's
         self.train_seconds, self.patience = 1.0, 10.0
+        self.leisure = 1.0  # how much longer engines take between two answers
 
     # Small things.
 
