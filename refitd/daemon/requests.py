@@ -18,7 +18,7 @@ from refitd.daemon.status import whole_status
 from refitd.epoch.records import PubId, check_name
 from refitd.errors import InputError, LayoutError, Refused
 from refitd.hook.memfd import read_document
-from refitd.hook.messages import ADMIN, ENGINE, HOST_SHADOW, TRAINER, Ticket
+from refitd.hook.messages import ADMIN, ENGINE, HOST_SHADOW, SHADOWS, TRAINER, Ticket
 from refitd.hook.server import Answer, Fds, Session
 from refitd.hook.wire import Message
 from refitd.layout import Layout
@@ -96,7 +96,7 @@ class Requests:
         mode = await compute_mode(asked, message.get("device"))
         path = choose(asked, configured, session.pid > 0, mode)
         job = self._daemon.job(session.job)
-        self._check_group(job, session, layout)
+        self._check_group(job, session, layout, message["mode"])
         rank = LocalRank(session, layout, digest_of(data), message["mode"], session.page)
         if message["mode"] == HOST_SHADOW:
             rank.set_memory(shadow_memory(layout, fds.take(1)))
@@ -116,13 +116,15 @@ class Requests:
         )  # fmt: skip
         return {"digest": rank.digest, "path": path.path, "path_why": path.reason}, ()
 
-    def _check_group(self, job: Job, session: Session, layout: Layout) -> None:
-        """Refuse what contradicts other ranks of the same group that are known here: their world, their shapes."""
+    def _check_group(self, job: Job, session: Session, layout: Layout, mode: str) -> None:
+        """Refuse what contradicts other ranks of the same group that are known here: world, shapes, shadow or none."""
         for other in job.ranks.values():
             if other.session.side != session.side or other.session.group != session.group:
                 continue
             if other.key != session.key and other.session.world != session.world:
                 raise Refused("world", f"{other.session.world} as {other.key} says", str(session.world))
+            if other.key != session.key and (mode in SHADOWS) != other.shadowed:
+                raise Refused("mode", f"{other.mode} as {other.key} says, or a like one", mode)
             differing = [
                 InputError(f"{name}: {session.key} and {other.key}", str(other.layout.tensors[name]), str(spec))
                 for name, spec in layout.tensors.items()

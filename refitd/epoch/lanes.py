@@ -102,6 +102,8 @@ def _members(
     silent = [key for key in keys if key not in slots or ids[key] in barred]
     if silent:
         return f"{', '.join(silent)}: no working mover"
+    if len({ranks[rank].mode == "in_place" for rank in range(world)}) > 1:  # no ticket is for all of them
+        return "some of its ranks take weights in_place, and others in a shadow"
     members = tuple(slots[key] for key in keys)
     return away(view, lane, target, members) or members
 

@@ -17,7 +17,7 @@ from refitd.daemon.app import Daemon
 from refitd.daemon.rank import lent_memory, shadow_memory
 from refitd.daemon.requests import Requests
 from refitd.errors import ConfigError, InputError, Refused
-from refitd.hook.memfd import create_memory
+from refitd.hook.memfd import create_document, create_memory
 from refitd.hook.messages import PROTO
 from refitd.hook.page import ControlPage
 from refitd.hook.session import Fds, Session
@@ -172,6 +172,19 @@ def test_the_wrong_side_is_refused(raw: Any) -> None:
     for client, mode in ((trainer, "in_place"), (engine, "trainer")):
         fd = create_memory("layout", 16)
         assert error(client.ask("register", [fd], mode=mode, keep=[], state=None)) == ("refused", "mode", mode)
+        os.close(fd)
+
+
+def test_ranks_of_one_replica_take_weights_in_one_way(raw: Any) -> None:
+    """One of them in a shadow and another in place: no ticket would be for both."""
+    document = create_document("refitd-layout", LAYOUT.to_bytes())
+    first, second = raw("engine", rank=0), raw("engine", rank=1)
+    assert first.ask("register", [document], mode="in_place", keep=[], state=None)["ok"] is True
+    shadow = create_memory("shadow", 1024)
+    refused = second.ask("register", [document, shadow], mode="host_shadow", keep=[], state=None)
+    assert error(refused) == ("refused", "mode", "host_shadow")
+    assert second.ask("register", [document], mode="in_place", keep=[], state=None)["ok"] is True
+    for fd in (document, shadow):
         os.close(fd)
 
 

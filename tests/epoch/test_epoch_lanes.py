@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import zlib
 
 import pytest
@@ -175,6 +176,17 @@ def test_a_replica_that_nobody_knows_has_no_lane() -> None:
     """Its lane record may outlive all of its ranks."""
     book, _target = standard()
     assert desired_lane(book.view, "r9", covers) == "rank 0 is not registered"
+
+
+def test_ranks_of_a_replica_take_weights_in_one_way() -> None:
+    """A ticket to apply is none for a rank that would have to receive: it would serve the older publication."""
+    book, _target = standard()
+    shadow = dataclasses.replace(info(E1, "b", 2), mode="host_shadow")
+    book.node("e0", dataclasses.replace(info(E0, "a", 2), mode="in_place"))
+    book.node("e1", shadow)
+    assert desired_lane(book.view, "r0", covers) == "some of its ranks take weights in_place, and others in a shadow"
+    book.node("e0", dataclasses.replace(info(E0, "a", 2), mode="device_shadow"))
+    assert isinstance(desired_lane(book.view, "r0", covers), Lane)
 
 
 def test_without_holders_there_is_no_lane() -> None:
