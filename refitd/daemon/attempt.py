@@ -66,8 +66,8 @@ class Attempt:
         elif kind == "done":
             self._verified[key] = list(message.get("verified") or [])
             self._unfinished.discard(key)
-        if kind in ("landed", "done") and key in self.members:  # who is done may not have said before that it landed
-            self._driver.context.spread(key, self.publication, whole=False)
+        if kind in ("landed", "done") and key in self.members and self._driver.is_current(self._lane.ids[key]):
+            self._driver.context.spread(key, self.publication, whole=False)  # who is done may not have said "landed"
 
     def last_verified(self, key: str) -> list[int]:
         """Buckets that a mover had verified when it was last heard of."""

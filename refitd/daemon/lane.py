@@ -138,7 +138,7 @@ class LaneDriver:
         self.calls.turned(lane, token)
         self._log.info("lane_turned", token=token, reason=lane.reason)
         self.context.metrics.lane_turned(cause_of(before, lane, self.context.agreement.view.drains))
-        if all(self._is_current(slot) for slot in self.my_slots()):
+        if all(self.is_current(slot) for slot in self.my_slots()):
             self.built = await build_lane(self)
 
     def _interrupt(self, why: str) -> None:
@@ -158,7 +158,15 @@ class LaneDriver:
             lead.told = None
             lead.session.event("ticket", ticket=None)
 
-    def _is_current(self, slot: SlotId) -> bool:
+    def _members_live(self) -> bool:
+        """Whether our members are the processes that the lane is about: the memory of another has had none of it. While
+        the store is away, nobody turns the lane."""
+        ranks, members = self.context.ranks, self.lane.members if self.lane else ()
+        mine = [slot for slot in members if slot.node == self.context.node]
+        return all(slot.key in ranks and ranks[slot.key].session.incarnation == slot.incarnation for slot in mine)
+
+    def is_current(self, slot: SlotId) -> bool:
+        """Whether a rank of ours, with its mover, lives as the lane's record has it."""
         rank = self.context.ranks.get(slot.key)
         return bool(rank and rank.mover and rank.life == slot.mover)
 
@@ -211,7 +219,7 @@ class LaneDriver:
         if self.attempt is None and not failed and self.lane and self.built:
             self.attempt = await Attempt.start(self, self.lane, self.built, publication)
         attempt = self.attempt
-        if attempt and attempt.verified and not attempt.declared:
+        if attempt and attempt.verified and not attempt.declared and self._members_live():
             self.pass_point("verify", publication)
             for rank in self.my_members():
                 rank.complete = publication

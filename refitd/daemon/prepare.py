@@ -41,7 +41,7 @@ class Preparer:
         if self.prepared is not None:
             self.prepared, driver.attempt = None, None
         ranks = driver.context.ranks
-        mine = [slot for slot in driver.my_slots() if slot.key in ranks]
+        mine = [slot for slot in driver.my_slots() if driver.is_current(slot)]
         members = {slot.key for slot in lane.members}
         ready = [
             self._member_ready(ranks[slot.key], publication)

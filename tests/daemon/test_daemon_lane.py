@@ -13,7 +13,7 @@ from refitd.daemon import lane as lane_module
 from refitd.daemon.attempt import Attempt
 from refitd.daemon.lane import LaneDriver
 from refitd.daemon.voice import Voice
-from refitd.epoch.records import Lane, PubId
+from refitd.epoch.records import Lane, PubId, Slot
 from refitd.epoch.stage import Stage
 from refitd.errors import TransportError
 
@@ -93,3 +93,27 @@ def test_the_other_ranks_hear_of_a_commit_as_soon_as_it_is_written(monkeypatch: 
 
     asyncio.run(scenario())
     assert happened == ["commits/r0", "commit"]
+
+
+@pytest.mark.parametrize("life", ["old", "new"])
+def test_what_was_verified_is_not_said_of_a_process_that_came_since(life: str) -> None:
+    """While the store is away no lane turns, and ranks come and go all the same: the new one has an empty memory."""
+    page = MagicMock()
+    rank = cast("Any", SimpleNamespace(
+        key="engine/r0/0", session=SimpleNamespace(incarnation=life), complete=None, shadowed=True, page=page,
+    ))  # fmt: skip
+    context = MagicMock(node="a", ranks={rank.key: rank})
+    attempt = cast("Any", SimpleNamespace(verified=True, declared=False, received=dict))
+
+    async def scenario() -> None:
+        driver = LaneDriver(context, "r0")
+        driver.lane = Lane("r0", (Slot(rank.key, "a", 1, "old", 1, "d"),), (), (), (), "")
+        driver.attempt = attempt
+        await driver._transfer(PUBLISHED)
+        await driver.close()
+
+    asyncio.run(scenario())
+    same = life == "old"
+    assert attempt.declared is same
+    assert rank.complete == (PUBLISHED if same else None)
+    assert page.set_shadow_publication.called is same
