@@ -9,10 +9,12 @@ from typing import Any, NamedTuple
 import pytest
 
 from refitd.hook.messages import HOST_SHADOW, IN_PLACE, Ticket
+from refitd.plan import Bucket
 
 from .engine import Replica, SimEngine
+from .lane import SimLane
 from .loop import loop
-from .scenario import Scenario, run
+from .scenario import ROWS, Scenario, layouts, run
 from .world import World
 
 MATE = "engine/r0/1"
@@ -182,3 +184,40 @@ def test_a_ticket_to_apply_is_taken_back_when_all_serve(monkeypatch: pytest.Monk
         return found
 
     assert play(1, story).counts["commit_void"] == 0
+
+
+@pytest.mark.parametrize("mode", [HOST_SHADOW, IN_PLACE])
+def test_a_rank_that_came_anew_while_the_store_was_away_has_verified_nothing(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of its bytes had come before; its mate's come now, and no lane turns. Its new memory has none of them."""
+    held = asyncio.Event()
+    lender = SimLane._read
+
+    async def read(self: SimLane, now: Any, bucket: Bucket, word: int | None) -> Any:
+        while bucket.dst == MATE and self.world.still and not held.is_set():
+            await asyncio.sleep(0.05)
+        return await lender(self, now, bucket, word)
+
+    async def story(scenario: Scenario) -> Story:
+        world = scenario.world
+        scenario.build(3, 1, [(1, IN_PLACE)])
+        machine = world.machine("n9")
+        replica = world.replicas["r0"] = Replica(world, "r0", [machine] * 2, layouts(2, ROWS), mode)
+        replica.waits = True
+        scenario.start()
+        await scenario.assert_i7_converges("at the start")
+        monkeypatch.setattr(SimLane, "_read", read)
+        world.still = True
+        await asyncio.sleep(3.0)
+        await publish(scenario)
+        await asyncio.sleep(1.5)
+        world.etcd.leaderless, since = True, loop().time()
+        await again(replica, 0)
+        await asyncio.sleep(2.0)
+        held.set()
+        await asyncio.sleep(2.0)
+        world.etcd.elect()
+        return await settles(scenario, replica, since)
+
+    assert play(1, story).counts["committed"] >= 1
