@@ -68,7 +68,7 @@ async def replacement(scenario: Scenario) -> Joined:
 def test_l1_a_joiner_answers_nothing_before_it_holds_the_newest() -> None:
     """L1: not ready and silent until it has committed; its first answer is of what was newest when it came, or later,
     with all its bytes (I1 looks at each answer); the replica that stays answers all the time."""
-    joined = run(World(7), replacement)
+    joined = run(World(2), replacement)
     assert set(joined.before) == {"r0"}
     assert joined.unready
     assert not any(joined.unready)
