@@ -237,6 +237,8 @@ class LaneDriver:
         lead = self.context.ranks.get(lane.lead.key) if lane and lane.lead.node == self.context.node else None
         if lane is None or lead is None or not all(self._alive(slot) for slot in lane.members):
             return
+        if lead.session.incarnation != lane.lead.incarnation:
+            return  # the records are of a node that has come anew since: this process has none of the bytes
         if lead.taken == publication or lead.served == publication:
             await self._report_commit(lane, publication)
             return

@@ -117,3 +117,24 @@ def test_what_was_verified_is_not_said_of_a_process_that_came_since(life: str) -
     assert attempt.declared is same
     assert rank.complete == (PUBLISHED if same else None)
     assert page.set_shadow_publication.called is same
+
+
+@pytest.mark.parametrize("life", ["old", "new"])
+def test_a_ticket_is_for_the_process_that_verified(life: str) -> None:
+    """A node may come back before the lease of its records ends, and hear of a commit stage of its former processes."""
+    slot, told = Slot("engine/r0/0", "a", 1, "old", 1, "d"), list[str]()
+    lead = SimpleNamespace(
+        session=SimpleNamespace(incarnation=life), shadowed=True, taken=PubId(0, 0), served=PubId(0, 0)
+    )
+    view = SimpleNamespace(slots=lambda: {slot.key: slot})
+    context = MagicMock(node="a", ranks={slot.key: lead}, agreement=SimpleNamespace(view=view))
+
+    async def scenario() -> None:
+        driver = LaneDriver(context, "r0")
+        driver.lane = Lane("r0", (slot,), (), (), (), "")
+        driver.tell = lambda _rank, kind, publication: told.append(f"{kind} {tuple(publication)}")  # type: ignore[method-assign]
+        await driver._commit(PUBLISHED)
+        await driver.close()
+
+    asyncio.run(scenario())
+    assert told == (["apply (1, 7)"] if life == "old" else [])
