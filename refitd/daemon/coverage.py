@@ -24,7 +24,7 @@ class Coverage:
         self._layout = layout
         self._enough: dict[Digests, list[Digests]] = {}
         self._short: dict[Digests, list[Digests]] = {}
-        self._differing: dict[tuple[Digests, Digests], bool] = {}
+        self._differing: set[tuple[Digests, Digests]] = set()
 
     def holds(self, have: Digests, need: Digests) -> bool:
         """Whether ``have`` hold all that ``need`` need. Sides that contradict each other count: their lane will say
@@ -46,7 +46,8 @@ class Coverage:
         try:
             found = covered(_ranks("s", sources), _ranks("d", members))
         except MismatchError:
-            return self._differing.setdefault((have, need), True)
+            self._differing.add((have, need))
+            return True
         (self._enough if found else self._short).setdefault(need, []).append(have)
         return found
 

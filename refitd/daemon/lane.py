@@ -87,9 +87,8 @@ class LaneDriver:
 
     def my_members(self) -> list[LocalRank]:
         """Ranks of the replica on this node, as far as they are registered."""
-        lane, ranks = self.lane, self.context.ranks
-        mine = [slot.key for slot in lane.members if slot.node == self.context.node] if lane else []
-        return [ranks[key] for key in mine if key in ranks]
+        ranks = self.context.ranks
+        return [ranks[slot.key] for slot in self._mine() if slot.key in ranks]
 
     async def _run(self) -> None:
         while True:
@@ -158,12 +157,15 @@ class LaneDriver:
             lead.told = None
             lead.session.event("ticket", ticket=None)
 
-    def _members_live(self) -> bool:
-        """Whether our members are the processes that the lane is about: the memory of another has had none of it. While
-        the store is away, nobody turns the lane."""
-        ranks, members = self.context.ranks, self.lane.members if self.lane else ()
-        mine = [slot for slot in members if slot.node == self.context.node]
-        return all(slot.key in ranks and ranks[slot.key].session.incarnation == slot.incarnation for slot in mine)
+    def _is_about(self, slot: Slot) -> bool:
+        """Whether our rank is the process that the lane means, with its layout: another one's memory has none of the
+        bytes. The lane may be slow to turn: while the store is away, or the old records of a node that came anew stand.
+        """
+        rank = self.context.ranks.get(slot.key)
+        return rank is not None and (rank.session.incarnation, rank.digest) == (slot.incarnation, slot.digest)
+
+    def _mine(self) -> list[Slot]:
+        return [slot for slot in self.lane.members if slot.node == self.context.node] if self.lane else []
 
     def is_current(self, slot: SlotId) -> bool:
         """Whether a rank of ours, with its mover, lives as the lane's record has it."""
@@ -172,9 +174,8 @@ class LaneDriver:
 
     def _absorb(self, key: str, verified: list[int]) -> None:
         """Keep what a mover of ours had verified, so that no later attempt moves it again; it went with its process."""
-        attempt, rank = self.attempt, self.context.ranks.get(key)
-        lives = {slot.key: (slot.incarnation, slot.digest) for slot in self.lane.members} if self.lane else {}
-        if rank is None or (rank.session.incarnation, rank.digest) != lives.get(key):
+        attempt = self.attempt
+        if not any(slot.key == key and self._is_about(slot) for slot in self._mine()):
             self.held.pop(key, None)
         elif attempt and verified and key in attempt.members:
             new = attempt.plan.held(key, verified)
@@ -219,7 +220,7 @@ class LaneDriver:
         if self.attempt is None and not failed and self.lane and self.built:
             self.attempt = await Attempt.start(self, self.lane, self.built, publication)
         attempt = self.attempt
-        if attempt and attempt.verified and not attempt.declared and self._members_live():
+        if attempt and attempt.verified and not attempt.declared and all(map(self._is_about, self._mine())):
             self.pass_point("verify", publication)
             for rank in self.my_members():
                 rank.complete = publication
@@ -235,10 +236,8 @@ class LaneDriver:
         """Every member has verified: hand the ticket to the lead's hook, and report once it was taken."""
         lane = self.lane
         lead = self.context.ranks.get(lane.lead.key) if lane and lane.lead.node == self.context.node else None
-        if lane is None or lead is None or not all(self._alive(slot) for slot in lane.members):
+        if lane is None or lead is None or not self._is_about(lane.lead) or not all(map(self._alive, lane.members)):
             return
-        if lead.session.incarnation != lane.lead.incarnation:
-            return  # the records are of a node that has come anew since: this process has none of the bytes
         if lead.taken == publication or lead.served == publication:
             await self._report_commit(lane, publication)
             return

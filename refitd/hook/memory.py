@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import bisect
+import contextlib
 import mmap
 import os
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -176,6 +177,15 @@ class Staging:
             memory.append(_entry(name, fds.index(arena.fd), start, block.nbytes))
             staged.append((block, arena.bytes[start : start + block.nbytes]))
         return Export(memory, fds.fds, staged, len(staged) < len(blocks), arena)
+
+    @contextlib.contextmanager
+    def registered(self, blocks: Mapping[str, Block]) -> Iterator[tuple[Mapping[str, Any], Sequence[int]]]:
+        """``blocks`` as ``register`` says of memory that is lent with it, and their descriptors, valid inside."""
+        export = self.export(blocks)
+        try:
+            yield {"shadow": {"device": None, **export.fields()}}, export.fds
+        finally:
+            export.close()
 
     def _arena_of(self, nbytes: int) -> SharedArena:
         if self._arena is None or self._arena.nbytes < nbytes:

@@ -36,8 +36,5 @@ class Served:
         if self._blocks is None or self._page.dirty:
             yield {}, ()
             return
-        export = self._staging.export(self._blocks)
-        try:
-            yield {"shadow": {"device": None, **export.fields()}}, export.fds
-        finally:
-            export.close()
+        with self._staging.registered(self._blocks) as lent:
+            yield lent

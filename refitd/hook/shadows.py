@@ -74,11 +74,8 @@ class DeviceShadow:
         if self._flat is None:
             yield {}, ()
             return
-        export = self._staging.export(self._blocks())
-        try:
-            yield {"shadow": {"device": None, **export.fields()}}, export.fds
-        finally:
-            export.close()
+        with self._staging.registered(self._blocks()) as lent:
+            yield lent
 
     def load(self, blocks: Mapping[str, Block]) -> None:
         """Copy into ``blocks``, by storage name, as one batch. Raises DeviceError."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from refitd.errors import PlanError
-from refitd.layout.box import Ints, grid
+from refitd.layout.box import Bools, Ints, grid
 from refitd.layout.side import Side
 from refitd.layout.sides import check_match, facts_of, source_name, wanted
 from refitd.plan.canon import number_ranks
@@ -43,11 +43,10 @@ def covered(sources: Sequence[Rank], members: Sequence[Rank]) -> bool:
 
 def _absent(sources: Sequence[Rank], members: Sequence[Rank]) -> bool:
     """Whether no source knows a tensor, by its name or an alias of it, that some member needs."""
-    known = {r.key: r.layout for r in sources}
+    names = facts_of({r.key: r.layout for r in sources})
     wanting = {r.key: r.layout for r in members}
-    names = facts_of(known)
     needed = {piece.tensor for layout in wanting.values() for piece in wanted(layout)}
-    return any(name not in names and source_name(name, wanting, names) is None for name in needed)
+    return any(source_name(name, wanting, names) is None for name in needed)
 
 
 def _covered_by_sides(source: Side, destination: Side) -> bool:
@@ -61,7 +60,7 @@ def _covered_by_sides(source: Side, destination: Side) -> bool:
     return True
 
 
-def _whole(lo: Ints, hi: Ints, needs: np.ndarray) -> bool:
+def _whole(lo: Ints, hi: Ints, needs: Bools) -> bool:
     """Whether every cell of boxes ``lo``, ``hi`` (B, D) that a box in ``needs`` (B,) has is also in another one."""
     inside = grid(lo, hi).inside
     return bool((inside[:, ~needs].any(axis=1) | ~inside[:, needs].any(axis=1)).all())

@@ -92,7 +92,7 @@ def test_what_was_verified_goes_with_the_process_and_its_layout(life: str, diges
     rank = SimpleNamespace(session=SimpleNamespace(incarnation=life), digest=digest)
     known, key = SimpleNamespace(union=lambda more: more), "engine/r0/0"
     driver = cast("Any", object.__new__(LaneDriver))
-    driver.context, driver.held = SimpleNamespace(ranks={key: rank}), {key: known}
+    driver.context, driver.held = SimpleNamespace(node="a", ranks={key: rank}), {key: known}
     driver.lane = Lane("r0", (slot(0, "a"),), (), (), (), "")
     driver.attempt = SimpleNamespace(members={key}, plan=SimpleNamespace(held=lambda _key, _verified: "more"))
     driver._absorb(key, [1, 2])

@@ -100,7 +100,7 @@ def test_what_was_verified_is_not_said_of_a_process_that_came_since(life: str) -
     """While the store is away no lane turns, and ranks come and go all the same: the new one has an empty memory."""
     page = MagicMock()
     rank = cast("Any", SimpleNamespace(
-        key="engine/r0/0", session=SimpleNamespace(incarnation=life), complete=None, shadowed=True, page=page,
+        key="engine/r0/0", session=SimpleNamespace(incarnation=life), digest="d", complete=None, shadowed=True, page=page,
     ))  # fmt: skip
     context = MagicMock(node="a", ranks={rank.key: rank})
     attempt = cast("Any", SimpleNamespace(verified=True, declared=False, received=dict))
@@ -120,11 +120,11 @@ def test_what_was_verified_is_not_said_of_a_process_that_came_since(life: str) -
 
 
 @pytest.mark.parametrize("life", ["old", "new"])
-def test_a_ticket_is_for_the_process_that_verified(life: str) -> None:
+def test_a_ticket_is_for_the_process_that_verified(life: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node may come back before the lease of its records ends, and hear of a commit stage of its former processes."""
     slot, told = Slot("engine/r0/0", "a", 1, "old", 1, "d"), list[str]()
     lead = SimpleNamespace(
-        session=SimpleNamespace(incarnation=life), shadowed=True, taken=PubId(0, 0), served=PubId(0, 0)
+        session=SimpleNamespace(incarnation=life), digest="d", shadowed=True, taken=PubId(0, 0), served=PubId(0, 0)
     )
     view = SimpleNamespace(slots=lambda: {slot.key: slot})
     context = MagicMock(node="a", ranks={slot.key: lead}, agreement=SimpleNamespace(view=view))
@@ -132,7 +132,7 @@ def test_a_ticket_is_for_the_process_that_verified(life: str) -> None:
     async def scenario() -> None:
         driver = LaneDriver(context, "r0")
         driver.lane = Lane("r0", (slot,), (), (), (), "")
-        driver.tell = lambda _rank, kind, publication: told.append(f"{kind} {tuple(publication)}")  # type: ignore[method-assign]
+        monkeypatch.setattr(driver, "tell", lambda _rank, kind, about: told.append(f"{kind} {tuple(about)}"))
         await driver._commit(PUBLISHED)
         await driver.close()
 

@@ -37,7 +37,9 @@ def test_what_a_leader_decided_is_not_written_under_its_successor(leads: str, wr
 
 
 @pytest.mark.parametrize(("key", "poked"), [("lanes/r0", ["r0"]), ("refits/r0", ["r0"]), ("generation", [])])
-def test_a_lane_hears_at_once_what_was_decided_for_it(key: str, poked: list[str]) -> None:
+def test_a_lane_hears_at_once_what_was_decided_for_it(
+    key: str, poked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It looks before the leader looks again: there may be nothing more to decide, and much to begin."""
     view, order = View(), []
     view.put("leader", encode(Leader("a", "life of a")), 9, 9)
@@ -60,7 +62,7 @@ def test_a_lane_hears_at_once_what_was_decided_for_it(key: str, poked: list[str]
         job.poke_lane.side_effect = lambda _replica: woken.set()
         task = asyncio.create_task(lane(woken))
         await asyncio.sleep(0)
-        leading._decide = decide  # type: ignore[method-assign]
+        monkeypatch.setattr(leading, "_decide", decide)
         await leading.lead()
         woken.set()
         await task

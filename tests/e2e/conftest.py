@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from refitd.store import spawn_etcd
 from refitd.testing import LocalDaemon
 
 # A busy machine starts movers slowly; what is tested here is never how soon an offer is given up.
@@ -24,3 +25,11 @@ def own_daemon() -> Iterator[LocalDaemon]:
     """A daemon that the test may hurt."""
     with LocalDaemon(config=PATIENT) as running:
         yield running
+
+
+@pytest.fixture
+def etcd() -> Iterator[str]:
+    """The address of a store that outlives the test's daemons."""
+    store = spawn_etcd(prefer="distro")
+    yield store.url
+    store.stop()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,15 @@ def take(engine: Engine, memory: Array) -> Ticket:
     ticket = engine.pending(wait=SECONDS)
     assert ticket is not None
     return engine.receive(ticket, {"w": memory}, timeout=SECONDS)
+
+
+def receive_all(engines: Sequence[Engine], memory: Sequence[Mapping[str, Any]]) -> Ticket:
+    """As an engine does: the lead's ticket goes to every rank. The ticket that all have committed."""
+    ticket = engines[0].pending(wait=SECONDS)
+    assert ticket is not None, "the lead has no ticket"
+    with ThreadPoolExecutor(len(engines)) as pool:
+        (done,) = set(pool.map(lambda engine, mine: engine.receive(ticket, mine, SECONDS), engines, memory))
+    return done
 
 
 def refit(trainer: Trainer, engine: Engine, step: int) -> tuple[Report, Array]:

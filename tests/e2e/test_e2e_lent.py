@@ -3,29 +3,21 @@ memory was released."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import pytest
 import torch
+from e2e_refit import receive_all
 
 import refitd
 from refitd.hook.engine import Engine
 from refitd.hook.memory import shared_empty
-from refitd.store import spawn_etcd
 from refitd.testing import LocalDaemon, split_layout, wait_until
 
 COUNT, SECONDS = 4096, 60.0
 LAYOUT = split_layout({"w": ((64, 64), "float32")}, 0, 1)
 JOB: dict[str, object] = {"job.ttl": 60}
-
-
-@pytest.fixture
-def etcd() -> Iterator[str]:
-    store = spawn_etcd(prefer="distro")
-    yield store.url
-    store.stop()
 
 
 def joins(stack: ExitStack, daemon: LocalDaemon, replica: str, rank: int = 0, world: int = 1) -> Engine:
@@ -35,15 +27,7 @@ def joins(stack: ExitStack, daemon: LocalDaemon, replica: str, rank: int = 0, wo
 
 
 def receive(engines: list[Engine], weights: list[torch.Tensor]) -> None:
-    """The lead's ticket goes to every rank."""
-    ticket = engines[0].pending(wait=SECONDS)
-    assert ticket is not None, "no ticket came"
-    with ThreadPoolExecutor(len(engines)) as pool:
-        jobs = [
-            pool.submit(engine.receive, ticket, {"w": memory}, SECONDS)
-            for engine, memory in zip(engines, weights, strict=True)
-        ]
-        assert {job.result() for job in jobs} >= {ticket}
+    receive_all(engines, [{"w": memory} for memory in weights])
 
 
 def publish_sevens(daemon: LocalDaemon, *replicas: tuple[list[Engine], list[torch.Tensor]]) -> None:

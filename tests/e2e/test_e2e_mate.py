@@ -7,6 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 import torch
+from e2e_refit import receive_all
 
 import refitd
 from refitd.errors import ReceiveFailed
@@ -41,15 +42,8 @@ def sevens(trainer: Trainer) -> Offer:
 
 
 def receive(engines: list[Engine], memory: list[torch.Tensor]) -> int:
-    """As an engine does: the lead's ticket goes to every rank. Returns the step."""
-    ticket = engines[0].pending(wait=SECONDS)
-    assert ticket is not None, "the lead has no ticket"
-    with ThreadPoolExecutor(len(engines)) as pool:
-        jobs = [
-            pool.submit(engine.receive, ticket, {"w": weights}, SECONDS)
-            for engine, weights in zip(engines, memory, strict=True)
-        ]
-        return {job.result().step for job in jobs}.pop()
+    """The step that all of a replica's ranks have received."""
+    return receive_all(engines, [{"w": weights} for weights in memory]).step
 
 
 def apply(engines: list[Engine], memory: list[torch.Tensor]) -> Ticket:

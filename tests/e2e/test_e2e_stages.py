@@ -7,9 +7,9 @@ from contextlib import ExitStack
 
 import pytest
 import torch
+from e2e_refit import receive_all
 
 import refitd
-from refitd.hook.engine import Engine
 from refitd.hook.trainer import Trainer
 from refitd.testing import LocalDaemon, split_layout, wait_until
 
@@ -47,12 +47,6 @@ def lanes(daemon: LocalDaemon) -> dict[str, tuple[str, str]]:
     return {lane["replica"]: (lane["stage"], lane["why"]) for lane in found}
 
 
-def receive(engine: Engine, memory: dict[str, torch.Tensor]) -> int:
-    ticket = engine.pending(wait=SECONDS)
-    assert ticket is not None, "no ticket came"
-    return engine.receive(ticket, memory, SECONDS).step
-
-
 def test_no_stage_is_left_out_of_a_publication(daemon: LocalDaemon) -> None:
     """A stage that does not offer a step contradicts nobody: without it there is nothing whole."""
     with ExitStack() as stack:
@@ -68,7 +62,7 @@ def test_no_stage_is_left_out_of_a_publication(daemon: LocalDaemon) -> None:
         assert closed.partition(":")[0] == "it was never published"  # whoever of the two has lost patience first
         assert engine.pending() is None
         offers = [trainer.publish(3, weights(rank, 3.0 + rank)) for rank, trainer in enumerate((first, second))]
-        assert receive(engine, memory) == 3
+        assert receive_all([engine], [memory]).step == 3
         assert [offer.released(timeout=SECONDS) for offer in offers] == [refitd.RELEASED] * 2
         assert {name: set(tensor.tolist()) for name, tensor in memory.items()} == {"first": {3.0}, "second": {4.0}}
 
@@ -89,6 +83,6 @@ def test_a_lane_does_not_go_on_with_the_other_stages_alone(daemon: LocalDaemon) 
             wait_until(lambda: lanes(daemon).get("r0", ("", ""))[0] == "idle", "a lane", SECONDS)
             offer = trainer.publish(1, {name: torch.full((COUNT,), 5.0) for name in WHOLE})
             memory = {name: torch.zeros(COUNT) for name in WHOLE}
-            assert receive(engine, memory) == 1
+            assert receive_all([engine], [memory]).step == 1
             assert offer.released(timeout=SECONDS) == refitd.RELEASED
         assert {name: set(tensor.tolist()) for name, tensor in memory.items()} == {"first": {5.0}, "second": {5.0}}

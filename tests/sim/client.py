@@ -67,7 +67,7 @@ class SimClient:
     async def _main(self) -> None:
         try:
             await self.main()
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:  # noqa: BLE001 - whatever ends a client breaks I9
             self.world.oracle.fault("I9", f"{self.key} ended: {error!r}")
 
     async def main(self) -> None:

@@ -151,7 +151,7 @@ class SimHook:
         if self._greeted.pop(session.id, None) is not None:
             try:
                 self.daemon.requests.disconnected(session, session.closed or "")  # type: ignore[arg-type]
-            except Exception as error:  # noqa: BLE001
+            except Exception as error:  # noqa: BLE001 - whatever it is breaks I9
                 self.world.oracle.fault("I9", f"disconnected {session.key}: {error!r}")
         session.release()
 
