@@ -54,8 +54,8 @@ _TABLES: dict[str, type] = {
     "acks": Ack, "commits": Commit, "reports": ReportRecord, "drains": Drain, "parked": Parked, "devices": Claim,
 }  # fmt: skip
 
+Memo = dict[Any, tuple[tuple[object, ...], Any]]
 Row = tuple[Stored[Member], RankInfo, Slot, SlotId]  # one registered rank
-MEMO_SIZE = 4096  # names of publications and replicas come and go
 
 
 @dataclass
@@ -81,7 +81,8 @@ class View:
     changes: int = field(default=0, compare=False)  # grows with every record that changes
     versions: dict[str, int] = field(default_factory=dict, compare=False, repr=False)  # the last change of each kind
     _acks: dict[str, dict[str, Stored[Ack]]] = field(default_factory=dict, compare=False, repr=False)  # by replica
-    _memo: dict[Any, tuple[tuple[object, ...], Any]] = field(default_factory=dict, compare=False, repr=False)
+    _memo: Memo = field(default_factory=dict, compare=False, repr=False)
+    _before: Memo = field(default_factory=dict, compare=False, repr=False)  # what was asked for at the last publication
 
     def put(self, key: str, data: bytes, created: int, revision: int) -> bool:
         """Take a record in; False where it is unknown or not newer. Raises ProtocolError on a broken one."""
@@ -112,7 +113,9 @@ class View:
     def _changed(self, kind: str, name: str) -> None:
         self.changes += 1
         self.versions[kind] = self.changes
-        if kind == "acks":
+        if kind == "publication":
+            self._before, self._memo = self._memo, {}
+        elif kind == "acks":
             self._index_ack(name)
         elif kind == "lanes":
             self.versions[f"lanes/{name}"] = self.changes
@@ -129,14 +132,14 @@ class View:
     def memo(self, name: object, kinds: tuple[str, ...], compute: Callable[[], T]) -> T:
         """What ``compute`` gives, kept until a record of one of the kinds changes.
 
-        ``acks/<replica>`` and ``lanes/<replica>`` are kinds too.
+        ``acks/<replica>`` and ``lanes/<replica>`` are kinds too. Forgotten, too, once two publications have come since
+        it was asked for last: names have publications in them, and each may stand for lists of all ranks.
         """
         known = tuple(map(self.versions.get, kinds))
-        if len(self._memo) > MEMO_SIZE:
-            self._memo.clear()
-        found = self._memo.get(name)
+        found = self._memo.get(name) or self._before.get(name)
         if found is None or found[0] != known:
-            found = self._memo[name] = known, compute()
+            found = known, compute()
+        self._memo[name] = found
         value: T = found[1]
         return value
 
@@ -256,7 +259,8 @@ class View:
         other = copy.copy(self)
         for kind in (*_TABLES, "versions"):
             setattr(other, kind, dict(getattr(self, kind)))
-        other._memo, other._acks = dict(self._memo), {replica: dict(acks) for replica, acks in self._acks.items()}
+        other._memo, other._before = dict(self._memo), dict(self._before)
+        other._acks = {replica: dict(acks) for replica, acks in self._acks.items()}
         return other
 
 

@@ -100,7 +100,8 @@ def test_what_was_verified_is_not_said_of_a_process_that_came_since(life: str) -
     """While the store is away no lane turns, and ranks come and go all the same: the new one has an empty memory."""
     page = MagicMock()
     rank = cast("Any", SimpleNamespace(
-        key="engine/r0/0", session=SimpleNamespace(incarnation=life), digest="d", complete=None, shadowed=True, page=page,
+        key="engine/r0/0", session=SimpleNamespace(incarnation=life), digest="d", complete=None, shadowed=True,
+        page=page,
     ))  # fmt: skip
     context = MagicMock(node="a", ranks={rank.key: rank})
     attempt = cast("Any", SimpleNamespace(verified=True, declared=False, received=dict))

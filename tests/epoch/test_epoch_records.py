@@ -6,7 +6,7 @@ import json
 
 import hypothesis.strategies as st
 import pytest
-from epoch_records import T0, Book, info
+from epoch_records import T0, Book, info, standard
 from hypothesis import given, settings
 
 from refitd.epoch.codec import decode, encode
@@ -18,6 +18,7 @@ from refitd.epoch.records import (
     Member,
     Offer,
     Offers,
+    PubId,
     ReportRecord,
     Slot,
     SlotId,
@@ -172,3 +173,22 @@ def test_reports_know_their_fields() -> None:
         1, 9, 3, ("r0",), {"r1": "it has not verified every byte yet"}, "every whole replica has ended"
     )
     assert decode(ReportRecord, encode(report), "reports/9") == report
+
+
+def test_what_was_computed_for_a_publication_goes_two_publications_later() -> None:
+    """A leader's picture lives as long as the job: it must not keep who held each step of it."""
+    book, target = standard()
+    computed: list[PubId] = []
+
+    def ask() -> None:
+        book.view.memo(("who holds", target), ("members",), lambda: computed.append(target))
+
+    for step in range(2, 6):
+        ask()
+        ask()
+        book.publish(step=step)
+    assert computed == [target], "it is kept while it is asked for"
+    book.publish(step=6)
+    assert not {("who holds", target)} & (book.view._memo.keys() | book.view._before.keys())
+    ask()
+    assert computed == [target] * 2
