@@ -76,10 +76,11 @@ def _stands(view: View, exclusion: Exclusion) -> bool:
 
 
 def _new_suspicions(view: View, lane: Lane, target: PubId | None) -> Iterator[tuple[Suspicion, str]]:
-    """Edges that failed under the present token; a source that took its word back has not failed."""
+    """Edges that failed under the present token; a source that took its word back has not failed, and where one end has
+    ended nothing else need be wrong."""
     for node, ack in failures(view, lane):
         ends = [lane.ids[key] for key in ack.edge if key in lane.ids]
-        if len(ends) != 2:
+        if len(ends) != 2 or not all(map(view.live, ends)):
             continue
         source, destination = ends
         withdrawn = target is not None and source in lane.source_ids and source.key not in holders(view, target)

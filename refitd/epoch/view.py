@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from refitd.epoch.codec import decode
-from refitd.epoch.identity import ByIdentity
 from refitd.epoch.records import (
     Ack,
     Claim,
@@ -81,6 +80,7 @@ class View:
     changes: int = field(default=0, compare=False)  # grows with every record that changes
     versions: dict[str, int] = field(default_factory=dict, compare=False, repr=False)  # the last change of each kind
     _acks: dict[str, dict[str, Stored[Ack]]] = field(default_factory=dict, compare=False, repr=False)  # by replica
+    _by_node: dict[str, list[Row]] = field(default_factory=dict, compare=False, repr=False)  # of members looked at
     _memo: Memo = field(default_factory=dict, compare=False, repr=False)
     _before: Memo = field(default_factory=dict, compare=False, repr=False)  # what was asked for at the last publication
 
@@ -119,6 +119,8 @@ class View:
             self._index_ack(name)
         elif kind == "lanes":
             self.versions[f"lanes/{name}"] = self.changes
+        elif kind == "members":
+            self._by_node.pop(name, None)
 
     def _index_ack(self, name: str) -> None:
         replica, _, node = name.partition("/")
@@ -126,8 +128,8 @@ class View:
         acks = self._acks.setdefault(replica, {})
         if name in self.acks:
             acks[node] = self.acks[name]
-        else:
-            acks.pop(node, None)
+        elif acks.pop(node, None) and not acks:
+            del self._acks[replica]
 
     def memo(self, name: object, kinds: tuple[str, ...], compute: Callable[[], T]) -> T:
         """What ``compute`` gives, kept until a record of one of the kinds changes.
@@ -182,7 +184,12 @@ class View:
         return self.memo("ranks", ("members",), lambda: [row[:2] for row in self._rows()])
 
     def _rows(self) -> Iterator[Row]:
-        return itertools.chain.from_iterable(_rows_of(self.members[node]) for node in sorted(self.members))
+        return itertools.chain.from_iterable(map(self._rows_of, sorted(self.members)))
+
+    def _rows_of(self, node: str) -> list[Row]:
+        if node not in self._by_node:
+            self._by_node[node] = _rows(self.members[node])
+        return self._by_node[node]
 
     def slots(self) -> Mapping[str, Slot]:
         """Live slots by rank key. A key claimed by two nodes belongs to the member that joined last."""
@@ -257,7 +264,7 @@ class View:
     def copy(self) -> View:
         """A picture that shares the records, and nothing else."""
         other = copy.copy(self)
-        for kind in (*_TABLES, "versions"):
+        for kind in (*_TABLES, "versions", "_by_node"):
             setattr(other, kind, dict(getattr(self, kind)))
         other._memo, other._before = dict(self._memo), dict(self._before)
         other._acks = {replica: dict(acks) for replica, acks in self._acks.items()}
@@ -267,9 +274,6 @@ class View:
 def _rows(member: Stored[Member]) -> list[Row]:
     slots = [(info, slot_of(member, info)) for info in sorted(member.value.ranks, key=lambda rank: rank.key)]
     return [(member, info, slot, slot.id) for info, slot in slots]
-
-
-_rows_of = ByIdentity(_rows, 1 << 14)
 
 
 def slot_of(member: Stored[Member], info: RankInfo) -> Slot:

@@ -20,13 +20,14 @@ from etcd3 import etcdrpc as etcdrpc  # noqa: E402 - importable only after insta
 
 Metadata = tuple[tuple[str, str], ...]
 
-# Without any call a frozen server is noticed in 11 s, and only with http2.ping_timeout_ms; a keepalive below 5 s makes
-# etcd hang up. A list may be larger than gRPC's 4 MiB. min_reconnect_backoff is the time that a connection gets.
+# A watch notices a frozen server in 11 s, and only with http2.ping_timeout_ms. etcd hangs up on who pings more often than
+# every 5 s, or while no call is open; a call notices by its own deadline. A list may be larger than gRPC's 4 MiB.
+# min_reconnect_backoff is the time that a connection gets.
 _OPTIONS: tuple[tuple[str, str | int], ...] = (
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 3_000),
     ("grpc.http2.ping_timeout_ms", 3_000),
-    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.keepalive_permit_without_calls", 0),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 2_000),

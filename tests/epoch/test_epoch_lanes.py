@@ -313,6 +313,18 @@ def test_edges_of_strangers_and_failures_without_edge_blame_nobody() -> None:
     assert excluded(book) == []
 
 
+def test_an_edge_of_which_one_end_has_ended_blames_nobody() -> None:
+    """The other end is innocent, whoever of the two complained."""
+    book = spare()
+    book.ack("r0", "e0", "failed", edge=(T0, E0))
+    book.node("e0", info(E0, "a", 2, mover=2))
+    assert excluded(book) == []
+    book = spare()
+    book.ack("r0", "t0", "failed", edge=(T0, E0))
+    book.delete("members/t0")
+    assert excluded(book) == []
+
+
 def test_a_neighbour_is_excluded_in_passing() -> None:
     """Until the refit ends; a lasting exclusion stays, and both end with the slot's life."""
     book, _target = with_neighbour()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 
 import hypothesis.strategies as st
@@ -192,3 +193,34 @@ def test_what_was_computed_for_a_publication_goes_two_publications_later() -> No
     assert not {("who holds", target)} & (book.view._memo.keys() | book.view._before.keys())
     ask()
     assert computed == [target] * 2
+
+
+def test_a_view_forgets_the_records_that_were_replaced_or_deleted() -> None:
+    """Ranks come and go for as long as a job lives; the rows of each member record were kept for 16,384 of them."""
+    book = Book()
+
+    def alive() -> int:
+        return sum(isinstance(item, Member) for item in gc.get_objects())
+
+    before = alive()
+    for mover in range(1, 20):
+        for node in ("n0", "n1"):
+            book.node(node, info(f"engine/{node}/0", mover=mover))
+            assert book.view.copy().slots() == book.view.slots()
+    assert {key: slot.mover for key, slot in book.view.slots().items()} == {"engine/n0/0": 19, "engine/n1/0": 19}
+    assert alive() == before + 2
+    book.delete("members/n0")
+    assert list(book.view.slots()) == ["engine/n1/0"]
+    assert alive() == before + 1
+
+
+def test_a_replica_of_which_no_ack_is_left_is_not_looked_at_any_more() -> None:
+    """Replicas may have a new name each time they start."""
+    book, target = standard()
+    for node in ("e0", "e1"):
+        book.ack("r0", node, "verified", target)
+    assert book.view.acked() == ["r0"]
+    book.delete("acks/r0/e0")
+    assert (book.view.acked(), book.view.ackers("r0")) == (["r0"], {"e1"})
+    book.delete("acks/r0/e1")
+    assert (book.view.acked(), book.view.ackers("r0")) == ([], set())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import random
@@ -19,7 +20,19 @@ import pytest
 from watching import Collector
 
 from refitd.errors import ConfigError, PermissionDenied, StoreTimeout, StoreUnavailable, Unauthenticated
-from refitd.store import Deleted, DeleteOp, Item, Put, Resync, _etcd_watch, below, open_store, spawn, spawn_etcd
+from refitd.store import (
+    Deleted,
+    DeleteOp,
+    Item,
+    Put,
+    Resync,
+    _etcd_endpoint,
+    _etcd_watch,
+    below,
+    open_store,
+    spawn,
+    spawn_etcd,
+)
 from refitd.store._etcd_codec import key_range
 from refitd.store._etcd_endpoint import Credentials, Endpoint, etcdrpc, parse_addresses
 from refitd.store._etcd_errors import translate
@@ -110,6 +123,22 @@ def test_a_watch_notices_an_etcd_that_was_set_up_anew(own_etcd: EtcdProcess) -> 
     collector.join()
     other.stop()
     assert events[1:] == [Resync((), 1)]
+
+
+def test_etcd_does_not_hang_up_on_a_store_that_is_idle(
+    path_etcd: EtcdProcess, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It counts pings without a call as abuse: a message on stderr, and gRPC pings half as often from then on.
+
+    Thirty times as fast as we ping, for the third ping is one too many.
+    """
+    often = {**dict(_etcd_endpoint._OPTIONS), "grpc.keepalive_time_ms": 300}
+    monkeypatch.setattr(_etcd_endpoint, "_OPTIONS", tuple(often.items()))
+    with contextlib.closing(open_store(path_etcd.url)) as store:
+        assert store.get("idle") is None
+        time.sleep(3)
+        assert store.get("idle") is None
+    assert "too_many_pings" not in capfd.readouterr().err
 
 
 def test_reads_wait_out_a_short_absence() -> None:
