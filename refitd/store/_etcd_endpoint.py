@@ -20,8 +20,8 @@ from etcd3 import etcdrpc as etcdrpc  # noqa: E402 - importable only after insta
 
 Metadata = tuple[tuple[str, str], ...]
 
-# A watch notices a frozen server in 11 s, and only with http2.ping_timeout_ms. etcd hangs up on who pings more often than
-# every 5 s, or while no call is open; a call notices by its own deadline. A list may be larger than gRPC's 4 MiB.
+# A watch notices a frozen server in 11 s, and only with http2.ping_timeout_ms; a call has a deadline of its own. etcd
+# hangs up on who pings more often than every 5 s, or while no call is open. A list may be larger than gRPC's 4 MiB.
 # min_reconnect_backoff is the time that a connection gets.
 _OPTIONS: tuple[tuple[str, str | int], ...] = (
     ("grpc.keepalive_time_ms", 10_000),
