@@ -58,6 +58,11 @@ class Agreement:
         """Read all records; the revision at which they stood. Raises StoreError."""
         return await self.following.read()
 
+    async def revision(self) -> int:
+        """The store's revision at this moment. Raises StoreError."""
+        _items, revision = await self.call(partial(self._store.list, self._paths.path("leader")))
+        return max(int(revision), 1)
+
     async def start(self) -> None:
         """Read the records that all share and follow them. Raises StoreError where the store does not answer."""
         await self.following.start()

@@ -150,6 +150,7 @@ class Job:
         control = self.agreement.view.control
         self.limit.set(control.value.limit if control else None)
         await self.membership.publish()
+        self._give_way()
         await self.draining.publish()
         await self.loans.publish()
         if not self.leading.ours:
@@ -206,6 +207,13 @@ class Job:
         self.movers.drop(rank)
         rank.leave()
         self.poke()
+
+    def _give_way(self) -> None:
+        """A process that hangs may be replaced on another node: there is one of each rank, the last."""
+        for rank in list(self.ranks.values()):
+            if node := self.membership.lost_to(rank.session):
+                self._log.warning("rank_replaced", rank=rank.key, pid=rank.session.pid, by=node)
+                rank.session.close(f"a later process speaks for {rank.key} on {node}")
 
     def on_mover_message(self, handle: MoverHandle, message: dict[str, Any]) -> None:
         lane = self.lanes.get(str(message.get("lane")))

@@ -13,10 +13,12 @@ from refitd.config import Config
 from refitd.daemon.wiring import versions
 from refitd.epoch.codec import encode
 from refitd.epoch.records import Claim, Member
+from refitd.epoch.view import precedence
 from refitd.plan.version import PLANNER_VERSION
 
 if TYPE_CHECKING:
     from refitd.daemon.job import Job
+    from refitd.hook.session import Session
 
 
 def boot_id() -> str:
@@ -52,7 +54,9 @@ class Membership:
         if present and present.value.incarnation != self.incarnation:
             await self._take_over(present.value, present.revision)
             return
-        record = self._record(await self._claim_devices())
+        owns_devices = await self._claim_devices()
+        await self._claim_ranks()
+        record = self._record(owns_devices)
         if present is None or present.value != record:
             wrote = await agreement.write(key, encode(record), present.revision if present else 0, leased=True)
             if wrote and present is None:
@@ -61,13 +65,33 @@ class Membership:
     def _record(self, owns_devices: bool) -> Member:
         """Who we are; without its devices a daemon has no ranks to offer."""
         job, node = self._job, self._job.config.node
-        ranks = tuple(sorted((rank.info() for rank in job.ranks.values()), key=lambda info: info.key))
+        ranks = tuple(sorted(
+            (rank.info() for rank in job.ranks.values() if rank.page.claim), key=lambda info: info.key
+        ))  # fmt: skip
         shown = ranks if owns_devices else ()
         planners = (PLANNER_VERSION,)
         return Member(
             job.node, node.domain, job.own_address, self.incarnation, self._boot, planners, shown, self._lock,
             **self._versions, transport=job.config.data.transport,
         )  # fmt: skip
+
+    async def _claim_ranks(self) -> None:
+        """Note when each new process came, by the store's own clock: our picture may be old."""
+        fresh = [rank for rank in self._job.ranks.values() if not rank.page.claim]
+        if fresh:
+            revision = await self._job.agreement.revision()
+            for rank in fresh:
+                if self._job.ranks.get(rank.key) is rank:
+                    rank.page.claim = revision
+
+    def lost_to(self, session: Session) -> str:
+        """The node where a later process of a client's rank is registered; empty where it is the last one itself."""
+        view, page = self._job.agreement.view, session.page
+        owner = view.owner(session.key)
+        if owner is None or page is None or not page.claim or owner[0].value.node == self._job.node:
+            return ""
+        ours = page.claim, view.created_of(f"members/{self._job.node}")
+        return owner[0].value.node if precedence(*owner) > ours else ""
 
     async def _take_over(self, other: Member, revision: int) -> None:
         """Remove the record of an earlier life of this daemon, if it surely is one.

@@ -201,7 +201,7 @@ class LocalRank:
         return RankInfo(
             self.key, session.side, session.group, session.rank, session.world,
             session.incarnation, self.digest, self.mode, self.life if self.mover else 0, self.memory is not None,
-            self.came_with, self.device is not None,
+            self.came_with, self.device is not None, self.page.claim,
         )  # fmt: skip
 
     def set_memory(self, memory: Memory) -> None:

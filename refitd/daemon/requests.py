@@ -96,6 +96,8 @@ class Requests:
         mode = await compute_mode(asked, message.get("device"))
         path = choose(asked, configured, session.pid > 0, mode)
         job = self._daemon.job(session.job)
+        if node := job.membership.lost_to(session):
+            raise Refused("rank", f"{session.key} to be free", f"a later process speaks for it on {node}")
         self._check_group(job, session, layout, message["mode"])
         rank = LocalRank(session, layout, digest_of(data), message["mode"], session.page)
         if message["mode"] == HOST_SHADOW:

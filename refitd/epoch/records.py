@@ -43,7 +43,8 @@ class RankInfo:
     ``mover`` counts the lives of its mover; 0 means that none is alive. ``lends``: its daemon has its memory at hand,
     which it has not from a client that only came back, until that receives or publishes again. ``served``: the
     publication that the client said it serves when it registered, (0, 0) for none. ``device``: its weights are to be
-    on a GPU.
+    on a GPU. ``claim``: a revision of the store when the process came; where two nodes have the rank, as when a process
+    hangs and another was started elsewhere, the later one counts.
     """
 
     key: str
@@ -58,6 +59,7 @@ class RankInfo:
     lends: bool = True
     served: tuple[int, int] = (0, 0)
     device: bool = False
+    claim: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -180,11 +180,24 @@ class View:
         return PubId(self.publication.value.generation, self.publication.revision)
 
     def ranks(self) -> list[tuple[Stored[Member], RankInfo]]:
-        """All registered ranks, by node and key."""
-        return self.memo("ranks", ("members",), lambda: [row[:2] for row in self._rows()])
+        """All registered ranks, by node and key: each once, where its last process is."""
+        return self.memo("ranks", ("members",), lambda: [row[:2] for row in self._rows().values()])
 
-    def _rows(self) -> Iterator[Row]:
-        return itertools.chain.from_iterable(map(self._rows_of, sorted(self.members)))
+    def owner(self, key: str) -> tuple[Stored[Member], RankInfo] | None:
+        """The member that has a rank's last process, and that process; None where the rank is not registered."""
+        row = self._rows().get(key)
+        return row[:2] if row else None
+
+    def _rows(self) -> Mapping[str, Row]:
+        return self.memo("rows", ("members",), self._last_of_each)
+
+    def _last_of_each(self) -> dict[str, Row]:
+        found: dict[str, Row] = {}
+        for row in itertools.chain.from_iterable(map(self._rows_of, sorted(self.members))):
+            before = found.get(row[1].key)
+            if before is None or precedence(*before[:2]) < precedence(*row[:2]):
+                found[row[1].key] = row
+        return found
 
     def _rows_of(self, node: str) -> list[Row]:
         if node not in self._by_node:
@@ -192,7 +205,7 @@ class View:
         return self._by_node[node]
 
     def slots(self) -> Mapping[str, Slot]:
-        """Live slots by rank key. A key claimed by two nodes belongs to the member that joined last."""
+        """Live slots by rank key."""
         return self.memo("slots", ("members",), self._live_slots)[0]
 
     def ids(self) -> Mapping[str, SlotId]:
@@ -207,15 +220,14 @@ class View:
         )
 
     def _live_slots(self) -> tuple[dict[str, Slot], dict[str, SlotId]]:
-        slots: dict[str, Slot] = {}
-        ids: dict[str, SlotId] = {}
-        for _member, info, slot, name in self._rows():
-            if slot.mover and (info.key not in slots or slots[info.key].member < slot.member):
-                slots[info.key], ids[info.key] = slot, name
-        return slots, ids
+        rows = [row for row in self._rows().values() if row[2].mover]
+        return {row[1].key: row[2] for row in rows}, {row[1].key: row[3] for row in rows}
 
     def replicas(self) -> Mapping[str, dict[int, RankInfo]]:
-        """Registered engine ranks by replica and rank."""
+        """Registered engine ranks by replica and rank, those of one deployment: of the size that its rank 0 says.
+
+        Ranks of another size are left of a deployment before, or come before their rank 0 does.
+        """
         return self.memo("replicas", ("members",), self._replicas)
 
     def _replicas(self) -> dict[str, dict[int, RankInfo]]:
@@ -223,6 +235,9 @@ class View:
         for _member, info in self.ranks():
             if info.side == "engine":
                 found.setdefault(info.group, {})[info.rank] = info
+        for replica, ranks in found.items():
+            if 0 in ranks:
+                found[replica] = {rank: info for rank, info in ranks.items() if info.world == ranks[0].world}
         return found
 
     def open_lanes(self) -> Mapping[str, Lane]:
@@ -269,6 +284,11 @@ class View:
         other._memo, other._before = dict(self._memo), dict(self._before)
         other._acks = {replica: dict(acks) for replica, acks in self._acks.items()}
         return other
+
+
+def precedence(member: Stored[Member], info: RankInfo) -> tuple[int, int]:
+    """Of two processes of a rank the later one counts; of two that came at once, the younger member's."""
+    return info.claim, member.created
 
 
 def _rows(member: Stored[Member]) -> list[Row]:

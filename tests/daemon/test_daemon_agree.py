@@ -126,6 +126,19 @@ def test_what_was_there_before_is_in_the_picture_from_the_start(store: Store) ->
     run(store, body, job=job)
 
 
+def test_the_revision_is_the_stores_own_and_not_the_last_that_was_heard_of(store: Store) -> None:
+    """What other jobs write is heard by nobody here, and counts all the same: processes are ordered by it."""
+
+    async def body(agreement: Agreement) -> None:
+        first = store.put(agreement.compare_path("leader"), A)
+        assert await agreement.revision() == first
+        later = store.put(f"/refitd/{uuid.uuid4().hex}/leader", B)
+        assert later > first
+        assert await agreement.revision() == later
+
+    run(store, body)
+
+
 def test_leased_records_go_with_the_lease_and_the_loss_is_told(store: Store) -> None:
     """Revoked behind our back: the keepalive finds out, `lost` is called, and a new lease can be taken."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+from dataclasses import replace
 
 import hypothesis.strategies as st
 import pytest
@@ -147,6 +148,37 @@ def test_slots_are_ranks_that_have_a_mover_on_the_member_that_joined_last() -> N
     assert {name: sorted(ranks) for name, ranks in book.view.replicas().items()} == {"r0": [0, 1]}
 
 
+def test_of_two_processes_of_a_rank_the_later_counts_wherever_it_is() -> None:
+    """The one before hangs, perhaps on the node that joined last; with the later one in its place it has no say."""
+    book = Book()
+    older = book.node("n0", info("engine/r0/0"))
+    book.node("n1", replace(info("engine/r0/0", mover=7), claim=book.revision))
+    assert book.slot("engine/r0/0") == Slot("engine/r0/0", "n1", 3, "engine/r0/0#1", 7, "ab")
+    book.node("n0", replace(info("engine/r0/0", mover=0, life="2"), claim=book.revision))
+    assert book.view.slots() == {}, "the later one has no mover yet"
+    book.node("n0", replace(info("engine/r0/0", mover=3, life="2"), claim=3))
+    assert book.slot("engine/r0/0") == Slot("engine/r0/0", "n0", older, "engine/r0/0#2", 3, "ab")
+    assert [(member.value.node, rank.incarnation) for member, rank in book.view.ranks()] == [("n0", "engine/r0/0#2")]
+    owner = book.view.owner("engine/r0/0")
+    assert owner is not None
+    assert (owner[0].value.node, owner[1].mover) == ("n0", 3)
+    assert book.view.owner("engine/r0/1") is None
+    book.delete("members/n0")
+    assert book.slot("engine/r0/0").node == "n1", "nobody else has it now"
+
+
+def test_a_replica_is_of_the_size_that_its_rank_0_says() -> None:
+    """Ranks that hang are left of a larger deployment, and ranks of a new one come before its rank 0."""
+    book = Book()
+    book.node("n0", *(info(f"engine/r0/{rank}", world=3) for rank in range(3)))
+    book.node("n1", *(replace(info(f"engine/r0/{rank}", world=2), claim=1) for rank in range(2)))
+    assert {rank: found.world for rank, found in book.view.replicas()["r0"].items()} == {0: 2, 1: 2}
+    book.node("n1", replace(info("engine/r0/1", world=2), claim=1))
+    assert {rank: found.world for rank, found in book.view.replicas()["r0"].items()} == {0: 3, 2: 3}
+    book.delete("members/n0")
+    assert {rank: found.world for rank, found in book.view.replicas()["r0"].items()} == {1: 2}
+
+
 def test_the_newest_publication_is_of_the_present_generation() -> None:
     """What an older generation published is nobody's aim any more."""
     book = Book()
@@ -200,7 +232,7 @@ def test_a_view_forgets_the_records_that_were_replaced_or_deleted() -> None:
     book = Book()
 
     def alive() -> int:
-        return sum(isinstance(item, Member) for item in gc.get_objects())
+        return sum(type(item) is Member for item in gc.get_objects())
 
     before = alive()
     for mover in range(1, 20):

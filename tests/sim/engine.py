@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import random
 from typing import TYPE_CHECKING
 
@@ -34,7 +35,7 @@ class Replica:
     def __init__(self, world: World, name: str, machines: list[Machine], layouts: list[Layout], mode: str) -> None:
         self.world, self.name, self.machines, self.layouts, self.mode = world, name, machines, layouts, mode
         self.ranks: dict[int, SimEngine] = {}
-        self.retired = False
+        self.retired = self.replaced = False
         self.waiting: set[SimEngine] = set()  # ranks that have not carried the present order out
         self.torn = False  # some rank could not: nobody answers until an order is carried out by all
         self.waits = random.Random(f"waits {world.seed} {name}").random() < 0.4
@@ -51,6 +52,18 @@ class Replica:
         self.ranks.clear()
         self.waiting.clear()
         self.torn = False
+
+    def leave_behind(self) -> Replica:
+        """The processes that are here go on as a deployment that nobody waits for any more; but not one that no daemon
+        has met yet: if it came to itself later, nobody could tell that it is the older one."""
+        left = copy.copy(self)
+        left.retired = left.replaced = True
+        left.ranks, left.waiting = dict(self.ranks), set(self.waiting)
+        for engine in self.ranks.values():
+            engine.of = left
+            if not engine.page.claim:
+                engine.process.kill()
+        return left
 
     def start(self, rank: int) -> None:
         if not self.retired and self.machines[rank].up and (rank not in self.ranks or self.ranks[rank].process.dead):

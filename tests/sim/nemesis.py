@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from .loop import Process, loop
 from .net import ETCD
-from .operations import Operator, drain, flap, join, leave, pause_job, rescale
+from .operations import Operator, drain, flap, join, leave, pause_job, replace, rescale
 from .trainer import TrainerGroup
 
 if TYPE_CHECKING:
@@ -378,7 +378,7 @@ FAULTS: dict[str, Fault] = {
         kill_mover, pause_mover, kill_engine, pause_engine, kill_trainer, pause_trainer, new_run, old_run,
         kill_daemon, pause_daemon, pause_daemon_past_lease, pause_node, kill_node, kill_leader, pause_leader,
         partition_node, partition_halves, cut_store, cut_store_answers, cut_edge, cut_one_way, reset_edge,
-        lossy, slow_node, slow_store, store_leader, store_quorum, compact, join, leave, rescale, release,
+        lossy, slow_node, slow_store, store_leader, store_quorum, compact, join, leave, rescale, replace, release,
         drain, pause_job, flap,
     )
 }  # fmt: skip

@@ -110,6 +110,15 @@ def rescale(self: Nemesis, lane: str) -> bool:
     return replica is not None and self.scenario.rescale(replica)
 
 
+def replace(self: Nemesis, lane: str) -> bool:
+    """A replica hangs, and its scheduler starts it anew elsewhere. What hung wakes up later, and stays."""
+    replica = self.world.replicas.get(lane)
+    hung = self.scenario.replace(replica) if replica else []
+    for process in hung:
+        self.pause(process, self.rng.uniform(0.5, 15.0))
+    return bool(hung)
+
+
 def leave(self: Nemesis, lane: str) -> bool:
     """A replica goes for good, while others stay."""
     live = [replica for replica in self.world.replicas.values() if not replica.retired]

@@ -6,19 +6,19 @@ import asyncio
 import gc
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from refitd.hook.messages import HOST_SHADOW, IN_PLACE
 from refitd.layout import Layout
 from refitd.testing import split_layout
 
-from .engine import Replica
-from .loop import loop
+from .engine import Replica, SimEngine
+from .loop import Process, loop
 from .nemesis import Nemesis
 from .oracle import Violation
 from .trainer import TrainerGroup
-from .world import World
+from .world import Machine, World
 
 Model = dict[str, tuple[tuple[int, ...], str]]
 WIDE: Model = {"a": ((64, 2), "int64"), "b": ((64,), "int64")}
@@ -142,13 +142,33 @@ class Scenario:
 
     def rescale(self, replica: Replica) -> bool:
         """Its processes end, and others will come: another number of ranks, on machines that are up, cut anew."""
-        rng, up = self.world.rng, [machine for machine in self.world.machines.values() if machine.up]
+        rng, up = self.world.rng, self._free(replica, replica.ranks.values())
         if replica.retired or not up:
             return False
         replica.end()
         hosts = [rng.choice(up) for _ in range(rng.choice([1, 2, 3]))]
         replica.become(hosts, layouts(len(hosts), some_cut(rng)))
         return True
+
+    def replace(self, replica: Replica) -> list[Process]:
+        """Others will come in its place while its processes, which are given, are still there."""
+        rng, up = self.world.rng, self._free(replica, ())
+        if replica.retired or not up:
+            return []
+        hosts = [rng.choice(up) for _ in range(rng.choice([1, 2, 3]))]
+        left = replica.leave_behind()
+        replica.become(hosts, layouts(len(hosts), some_cut(rng)))
+        return [engine.process for engine in left.ranks.values() if not engine.process.dead]
+
+    def _free(self, replica: Replica, leaving: Iterable[SimEngine]) -> list[Machine]:
+        """Machines that are up, and on which no process holds a rank of the replica but those that leave."""
+        taken = {
+            client.machine
+            for machine in self.world.machines.values()
+            for client in machine.clients.values()
+            if (client.side, client.group) == ("engine", replica.name) and client not in leaving
+        }
+        return [machine for machine in self.world.machines.values() if machine.up and machine not in taken]
 
     def restart_training(self) -> None:
         """The run ends; the next one begins from an older checkpoint, as soon as its machines are up."""

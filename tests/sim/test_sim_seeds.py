@@ -36,11 +36,3 @@ def test_a_seed_repeats_itself_in_another_process() -> None:
     """The trace of a seed has the same hash wherever it runs."""
     first, second = (sim("4", "--workers", "1")[1] for _ in range(2))
     assert first["digests"] == second["digests"] != sim("1", "--workers", "1")[1]["digests"]
-
-
-@pytest.mark.timeout(300)
-def test_seeds_that_have_failed() -> None:
-    """Ranks of a replica in another size went on from what those before them had held, on nodes that they had left; a
-    lead on a node that came back quickly took the ticket of the process before it."""
-    status, totals, output = sim("8,201,1865", "--workers", "2")
-    assert (status, totals["failed"], totals["runs"]) == (0, [], 3), output
