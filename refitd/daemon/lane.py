@@ -216,8 +216,9 @@ class LaneDriver:
         self._check_deadline()
 
     async def _transfer(self, publication: PubId) -> None:
-        failed = self._voice.failure is not None  # it is to be said, not repeated
-        if self.attempt is None and not failed and self.lane and self.built:
+        if self._voice.failure is not None:
+            return  # it is to be said, not repeated; and what still arrives may be in memory that was taken back
+        if self.attempt is None and self.lane and self.built:
             self.attempt = await Attempt.start(self, self.lane, self.built, publication)
         attempt = self.attempt
         if attempt and attempt.verified and not attempt.declared and all(map(self._is_about, self._mine())):

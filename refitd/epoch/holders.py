@@ -252,6 +252,7 @@ def hold_already(view: View, lane: Lane, members: Iterable[Slot], target: PubId)
 
 
 def _holds(view: View, lane: Lane, slot: Slot, target: PubId) -> bool:
-    ack = view.ack(lane.replica, slot.node)
-    verified = bool(ack and ack.phase == "verified" and ack.id == target and slot in lane.members)
+    ack, owner = view.ack(lane.replica, slot.node), view.owner(slot.key)
+    came = max(owner[0].created, owner[1].claim) if owner else 0  # an ack of a token before that is of another process
+    verified = bool(ack and ack.phase == "verified" and ack.id == target and ack.token > came and slot in lane.members)
     return verified or view.came_with(slot.key) == target

@@ -120,6 +120,29 @@ def test_what_was_verified_is_not_said_of_a_process_that_came_since(life: str) -
     assert page.set_shadow_publication.called is same
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_what_arrives_after_a_rank_lent_anew_makes_nothing_whole(again: bool) -> None:
+    """It held the publication and was to receive nothing; its movers' word on that came after the loan of other memory,
+    and the rank would have committed that, under every token to come."""
+    rank = cast("Any", SimpleNamespace(
+        key="engine/r0/0", session=SimpleNamespace(incarnation="i"), digest="d", complete=None, shadowed=False
+    ))  # fmt: skip
+    context = MagicMock(node="a", ranks={rank.key: rank})
+    attempt = cast("Any", SimpleNamespace(verified=True, declared=False, received=dict))
+
+    async def scenario() -> None:
+        driver = LaneDriver(context, "r0")
+        driver.lane = Lane("r0", (Slot(rank.key, "a", 1, "i", 1, "d"),), (), (), (), "")
+        driver.attempt, driver._preparer.prepared = attempt, PUBLISHED
+        if again:
+            driver.lends_anew(rank)
+        await driver._transfer(PUBLISHED)
+        await driver.close()
+
+    asyncio.run(scenario())
+    assert (attempt.declared, rank.complete) == ((False, None) if again else (True, PUBLISHED))
+
+
 @pytest.mark.parametrize("life", ["old", "new"])
 def test_a_ticket_is_for_the_process_that_verified(life: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node may come back before the lease of its records ends, and hear of a commit stage of its former processes."""

@@ -189,6 +189,24 @@ def test_ranks_of_a_replica_take_weights_in_one_way() -> None:
     assert isinstance(desired_lane(book.view, "r0", covers), Lane)
 
 
+@pytest.mark.parametrize("anew", [False, True])
+def test_a_lane_whose_sources_died_needs_none_where_its_ranks_have_all(anew: bool) -> None:
+    """What a node verified under the token before counts, but not for a process that came after that token."""
+    book, target = standard()
+    all_ack(book, "verified", target)
+    if anew:
+        book.node("e0", dataclasses.replace(info(E0, "a", 2, mover=2, life="2"), claim=book.revision))
+    for node in ("t0", "t1"):
+        book.delete(f"members/{node}")
+    book.lane("r0", (E0, E1), ())
+    wanted = desired_lane(book.view, "r0", covers)
+    if anew:
+        assert wanted == "no live holder of every region"
+    else:
+        assert isinstance(wanted, Lane)
+        assert (wanted.sources, wanted.reason) == ((), "its own ranks hold it")
+
+
 def test_without_holders_there_is_no_lane() -> None:
     """One half is missing."""
     book, _target = standard()

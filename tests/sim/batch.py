@@ -60,7 +60,7 @@ def play(seed: int) -> Result:
     except Exception as error:  # noqa: BLE001 - a fault of the simulation itself is told like any other
         result.failure, result.story = f"seed {seed}: {error!r}", world.story(400)
     result.digest, result.counts = world.digest, world.counts
-    result.counts["commits"], result.counts["turns"] = world.oracle.commits, world.oracle.turns
+    result.counts["commits"], result.counts["turns"] = world.oracle.commits, world.oracle.turns_of.total()
     result.recovery = world.seconds.get("recovery", 0.0)
     result.virtual, result.events = world.loop.now - 1000.0, world.loop.events
     result.wall = time.perf_counter() - started

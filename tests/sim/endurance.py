@@ -60,16 +60,16 @@ async def turns(scenario: Scenario, count: int) -> tuple[Sizes, Sizes, int]:
     scenario.build(3, 2, [(2, IN_PLACE), (1, HOST_SHADOW)])
     scenario.start()
     await scenario.assert_i7_converges("at the start")
-    nemesis, first = Nemesis(scenario), world.oracle.turns
+    nemesis, first = Nemesis(scenario), world.oracle.turns_of.total()
     before: Sizes = {}
-    while world.oracle.turns < first + count:
+    while world.oracle.turns_of.total() < first + count:
         for replica in world.replicas:
             reset_edge(nemesis, replica)
         await asyncio.sleep(world.rng.uniform(0.3, 1.5))
         world.check()
-        if not before and world.oracle.turns > first + count // 3:
+        if not before and world.oracle.turns_of.total() > first + count // 3:
             before = await _at_rest(scenario)
-    return before, await _at_rest(scenario), world.oracle.turns - first
+    return before, await _at_rest(scenario), world.oracle.turns_of.total() - first
 
 
 async def _at_rest(scenario: Scenario) -> Sizes:

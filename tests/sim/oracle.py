@@ -37,7 +37,7 @@ class Oracle:
         self.view = View()
         self.weights: dict[PubId, int] = {}
         self.told: dict[PubId, set[str]] = {}  # publications that a trainer was told are committed, and by whom
-        self.commits = self.turns = 0
+        self.commits, self.turns_of = 0, Counter[str]()
         self.states: Counter[str] = Counter()
         self._prefix = f"/refitd/{world.job}/"
         self._offers: dict[tuple[str, str, int], int] = {}
@@ -92,7 +92,7 @@ class Oracle:
         elif kind == "generation":
             self.assert_i3_generation()
         elif kind == "lanes":
-            self.turns += 1
+            self.turns_of[name] += 1
         elif kind == "parked":
             self.world.counts["parked"] += 1
 

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import itertools
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -25,6 +26,7 @@ WIDE: Model = {"a": ((64, 2), "int64"), "b": ((64,), "int64")}
 MODEL: Model = {"a": ((8, 6), "int64"), "b": ((12,), "int64"), "c": ((6, 8), "int64")}
 ROWS, COLUMNS, STAGES, TWICE = range(4)
 CONVERGE_SECONDS = 60.0
+SETTLE_SECONDS, CALM_SECONDS, CALM_TURNS = 15.0, 10.0, 3
 
 
 def layouts(world_size: int, cut: int, model: Model = MODEL) -> list[Layout]:
@@ -240,6 +242,22 @@ class Scenario:
             raise Violation(f"seed {world.seed}: I7: {late}")
         return loop().time() - started
 
+    async def assert_calm(self) -> None:
+        """A rank of each replica comes anew, and nothing new is published, which would end what goes in a circle."""
+        world, rng = self.world, random.Random(f"calm {self.world.seed}")
+        world.still = True
+        await asyncio.sleep(rng.uniform(0.0, 3.0))
+        for replica in world.replicas.values():
+            if replica.ranks:
+                rng.choice(sorted(replica.ranks.values(), key=lambda engine: engine.rank)).process.kill()
+        await asyncio.sleep(SETTLE_SECONDS)
+        before = Counter(world.oracle.turns_of)
+        await asyncio.sleep(CALM_SECONDS)
+        restless = {replica: turns for replica, turns in (world.oracle.turns_of - before).items() if turns > CALM_TURNS}
+        if restless:
+            raise Violation(f"seed {world.seed}: calm: lanes turn again and again: {restless}; {world.oracle.why()}")
+        world.still = False
+
 
 def run(world: World, body: Callable[[Scenario], Any]) -> Any:
     """Run a scenario in virtual time. Raises Violation."""
@@ -292,6 +310,8 @@ async def chaos(scenario: Scenario, cells: list[tuple[str, str]]) -> Nemesis:
     world.say("peace")
     if not await scenario.until(scenario.all_up, 30.0):
         raise Violation(f"seed {world.seed}: the scheduler did not bring everybody up: {scenario.missing()}")
+    if random.Random(f"calm {world.seed}").random() < 0.3:
+        await scenario.assert_calm()
     world.seconds["recovery"] = await scenario.assert_i7_converges("after the faults")
     await asyncio.sleep(2.0)
     world.oracle.assert_nothing_lost()

@@ -195,7 +195,7 @@ def test_a_rank_that_came_anew_while_the_store_was_away_has_verified_nothing(
     lender = SimLane._read
 
     async def read(self: SimLane, now: Any, bucket: Bucket, word: int | None) -> Any:
-        while bucket.dst == MATE and self.world.still and not held.is_set():
+        while bucket.dst == MATE and not held.is_set():
             await asyncio.sleep(0.05)
         return await lender(self, now, bucket, word)
 
