@@ -127,5 +127,5 @@ def test_a_cancelled_job_ends_in_order(job: Job) -> None:
             os.kill(int(line.split()[0]), signal.SIGTERM)
     batch.communicate(timeout=100)
     assert batch.returncode != 0
-    assert job.left() == []
+    wait_until(lambda: job.left() == [], "daemons, which were told directly, to have tidied up", 30)
     assert [job.events(node)[-1] for node in (0, 1)] == ["stopped", "stopped"]
