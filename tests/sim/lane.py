@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -55,9 +55,9 @@ class SimLane:
 
     def start(self) -> None:
         for address in self._message["connect"]:
-            self._spawn(self._guard(self._send_edge(address["dst"], address["host"]), (self.rank, address["dst"])))
+            self._spawn(self._guard((self.rank, address["dst"]), self._send_edge, address["dst"], address["host"]))
         for src in sorted(self._message["accept"]):
-            self._spawn(self._guard(self._receive_edge(src), (src, self.rank)))
+            self._spawn(self._guard((src, self.rank), self._receive_edge, src))
         self._spawn(self._peer())
         self._spawn(self._watch_build())
         self._spawn(self._progress())
@@ -108,9 +108,9 @@ class SimLane:
 
     # Edges.
 
-    async def _guard(self, work: Any, edge: Edge) -> None:
+    async def _guard(self, edge: Edge, work: Callable[..., Awaitable[None]], *about: str) -> None:
         try:
-            await work
+            await work(*about)  # begun here: who is killed before that leaves nothing that was never awaited
         except (EOFError, ConnectionError, Failed, TimeoutError) as error:
             self._break(edge, f"{type(error).__name__}: {error}")
 
