@@ -13,7 +13,6 @@ from refitd.config import Config
 from refitd.daemon.wiring import versions
 from refitd.epoch.codec import encode
 from refitd.epoch.records import Claim, Member
-from refitd.epoch.view import precedence
 from refitd.plan.version import PLANNER_VERSION
 
 if TYPE_CHECKING:
@@ -86,12 +85,8 @@ class Membership:
 
     def lost_to(self, session: Session) -> str:
         """The node where a later process of a client's rank is registered; empty where it is the last one itself."""
-        view, page = self._job.agreement.view, session.page
-        owner = view.owner(session.key)
-        if owner is None or page is None or not page.claim or owner[0].value.node == self._job.node:
-            return ""
-        ours = page.claim, view.created_of(f"members/{self._job.node}")
-        return owner[0].value.node if precedence(*owner) > ours else ""
+        claim = session.page.claim if session.page else 0
+        return self._job.agreement.view.later_on(session.key, self._job.node, claim)
 
     async def _take_over(self, other: Member, revision: int) -> None:
         """Remove the record of an earlier life of this daemon, if it surely is one.

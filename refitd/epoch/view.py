@@ -183,6 +183,15 @@ class View:
         """All registered ranks, by node and key: each once, where its last process is."""
         return self.memo("ranks", ("members",), lambda: [row[:2] for row in self._rows().values()])
 
+    def later_on(self, key: str, node: str, claim: int) -> str:
+        """The other node where a later process of a rank is than the one that came to ``node`` at ``claim``; empty
+        where that one is the last, or has no claim yet."""
+        owner = self.owner(key)
+        if not claim or owner is None or owner[0].value.node == node:
+            return ""
+        ours = claim, self.created_of(f"members/{node}")
+        return owner[0].value.node if _precedence(*owner) > ours else ""
+
     def owner(self, key: str) -> tuple[Stored[Member], RankInfo] | None:
         """The member that has a rank's last process, and that process; None where the rank is not registered."""
         row = self._rows().get(key)
@@ -195,13 +204,13 @@ class View:
         found: dict[str, Row] = {}
         for row in itertools.chain.from_iterable(map(self._rows_of, sorted(self.members))):
             before = found.get(row[1].key)
-            if before is None or precedence(*before[:2]) < precedence(*row[:2]):
+            if before is None or _precedence(*before[:2]) < _precedence(*row[:2]):
                 found[row[1].key] = row
         return found
 
     def _rows_of(self, node: str) -> list[Row]:
         if node not in self._by_node:
-            self._by_node[node] = _rows(self.members[node])
+            self._by_node[node] = _rows_in(self.members[node])
         return self._by_node[node]
 
     def slots(self) -> Mapping[str, Slot]:
@@ -220,8 +229,8 @@ class View:
         )
 
     def _live_slots(self) -> tuple[dict[str, Slot], dict[str, SlotId]]:
-        rows = [row for row in self._rows().values() if row[2].mover]
-        return {row[1].key: row[2] for row in rows}, {row[1].key: row[3] for row in rows}
+        rows = [(key, slot, name) for key, (_member, _info, slot, name) in self._rows().items() if slot.mover]
+        return {key: slot for key, slot, _name in rows}, {key: name for key, _slot, name in rows}
 
     def replicas(self) -> Mapping[str, dict[int, RankInfo]]:
         """Registered engine ranks by replica and rank, those of one deployment: of the size that its rank 0 says.
@@ -286,12 +295,12 @@ class View:
         return other
 
 
-def precedence(member: Stored[Member], info: RankInfo) -> tuple[int, int]:
+def _precedence(member: Stored[Member], info: RankInfo) -> tuple[int, int]:
     """Of two processes of a rank the later one counts; of two that came at once, the younger member's."""
     return info.claim, member.created
 
 
-def _rows(member: Stored[Member]) -> list[Row]:
+def _rows_in(member: Stored[Member]) -> list[Row]:
     slots = [(info, slot_of(member, info)) for info in sorted(member.value.ranks, key=lambda rank: rank.key)]
     return [(member, info, slot, slot.id) for info, slot in slots]
 

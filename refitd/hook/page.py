@@ -21,7 +21,7 @@ PAGE_BYTES = 4096
 LOAN, HEARTBEAT, DIRTY, GENERATION, REVISION, TOKEN, SHADOW_LOAN, TAKEN_COUNT = range(8)
 _SLOTS = (8, 11)  # two slots of (generation, revision, token): the ticket that the lead took last
 _SHADOW = 14  # generation, revision: what the shadow holds; written by the daemon, (0, 0) while it is being filled
-CLAIM = 16
+CLAIM = 16  # written once, by the daemon
 _WORD_MASK = (1 << 64) - 1
 
 
@@ -53,7 +53,6 @@ class ControlPage:
     revision: int = _word(REVISION, "Revision of the publication that is served (0: none).")
     token: int = _word(TOKEN, "Lane token by which the publication came.")
     shadow_loan_word: int = _word(SHADOW_LOAN, "Written by the daemon only, for the shadow's memory.")
-
     claim: int = _word(CLAIM, "When the process came, by the store's revision; written by the first daemon it meets.")
 
     def __init__(self, fd: int) -> None:

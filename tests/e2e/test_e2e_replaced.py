@@ -2,49 +2,63 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
-import torch
-from e2e_refit import receive_all
+import numpy as np
+from e2e_refit import WHOLE, receive_all, weights
 
 import refitd
-from refitd.hook.engine import Engine
 from refitd.testing import LocalDaemon, split_layout, wait_until
 
-COUNT, SECONDS = 4096, 60.0
-LAYOUT = split_layout({"w": ((64, 64), "float32")}, 0, 1)
+SECONDS = 60.0
+LAYOUT = split_layout(WHOLE, 0, 1)
 REFUSAL = "rank: expected engine/r0/0 to be free, got a later process speaks for it on a"
-
-
-def joins(stack: ExitStack, daemon: LocalDaemon) -> Engine:
-    engine = stack.enter_context(refitd.connect_engine("job", "r0", 0, 1, daemon.socket))
-    engine.register(LAYOUT)
-    return engine
 
 
 def ranks(daemon: LocalDaemon) -> list[str]:
     return [rank["key"] for rank in daemon.status()["jobs"].get("job", {}).get("ranks", [])]
 
 
-def test_the_later_process_of_a_rank_takes_its_place_whichever_node_joined_first(etcd: str) -> None:
-    """The lane goes on with it at once; the one that hung is told why nobody calls it, by its next daemon too."""
+@contextmanager
+def engine_process(daemon: LocalDaemon, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    command = [sys.executable, str(Path(__file__).with_name("engine_process.py")), daemon.socket, "job", "r0"]
+    with log.open("wb") as out, subprocess.Popen(command, stdout=out) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_the_later_process_of_a_rank_takes_its_place_whichever_node_joined_first(etcd: str, tmp_path: Path) -> None:
+    """The lane goes on with it at once; the one that was stopped is told why nobody calls it when it wakes, and by the
+    next daemon of its node too."""
+    log = tmp_path / "log"
     with ExitStack() as stack:
         a, b = (stack.enter_context(LocalDaemon(etcd, name=name)) for name in "ab")
         trainer = stack.enter_context(refitd.connect_trainer("job", "run", 0, 1, a.socket))
         trainer.register(LAYOUT)
         wait_until(lambda: ranks(a) == ["trainer/run/0"], "node a to join", SECONDS)
-        hung = joins(stack, b)
+        hung = stack.enter_context(engine_process(b, log))
         wait_until(lambda: a.status()["jobs"]["job"]["lanes"], "the lane to be made", SECONDS)
-        fresh, weights = joins(stack, a), torch.zeros(COUNT)
+        hung.send_signal(signal.SIGSTOP)
+        fresh = stack.enter_context(refitd.connect_engine("job", "r0", 0, 1, a.socket))
+        fresh.register(LAYOUT)
         wait_until(lambda: ranks(b) == [], "node b to give the rank up", SECONDS)
-        offer = trainer.publish(1, {"w": torch.full((COUNT,), 7.0)})
-        receive_all([fresh], [{"w": weights}])
+        offer, received = trainer.publish(1, {"w": weights(1)}), np.zeros_like(weights(1))
+        receive_all([fresh], [{"w": received}])
         assert offer.released(SECONDS) == refitd.RELEASED
         assert offer.committed(SECONDS).committed == ["r0"]
-        assert set(weights.tolist()) == {7.0}
-        for daemon in (b, b):
-            wait_until(lambda: hung.pending() is None and hung.client.failure == REFUSAL, "the refusal", SECONDS)
-            daemon.kill()
-            daemon.start()
+        assert received.tolist() == weights(1).tolist()
+        hung.send_signal(signal.SIGCONT)
+        for times in (1, 2):
+            wait_until(lambda n=times: log.read_text().splitlines().count(REFUSAL) >= n, "the refusal", SECONDS)
+            b.kill()
+            b.start()
+        assert hung.poll() is None, "nobody ends it"
         assert ranks(b) == []
         assert ranks(a) == ["engine/r0/0", "trainer/run/0"]

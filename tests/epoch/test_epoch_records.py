@@ -163,6 +163,9 @@ def test_of_two_processes_of_a_rank_the_later_counts_wherever_it_is() -> None:
     assert owner is not None
     assert (owner[0].value.node, owner[1].mover) == ("n0", 3)
     assert book.view.owner("engine/r0/1") is None
+    asked = [("n1", 1), ("n1", 3), ("n1", 4), ("n1", 0), ("n0", 1)]  # of n0's, which came at 3: earlier, at once, later
+    assert [book.view.later_on("engine/r0/0", *each) for each in asked] == ["n0", "", "", "", ""]
+    assert book.view.later_on("engine/r0/1", "n1", 1) == ""
     book.delete("members/n0")
     assert book.slot("engine/r0/0").node == "n1", "nobody else has it now"
 
