@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -89,6 +90,7 @@ class Tally:
             "network": self.network, "seconds": round(seconds), "broken": self.broken,
             "torn": sum(o["torn"] for o in self.outcomes), "lost": sum(o["lost"] for o in self.outcomes),
             "back": sum(o["back"] for o in self.outcomes),
+            "records": sum((Counter(o["records"]) for o in self.outcomes), Counter()),
             "table": {name: vars(row) for name, row in self.rows().items()},
             "failures": [outcome for outcome in self.outcomes if outcome["why"]],
         }  # fmt: skip

@@ -263,8 +263,10 @@ def main(only: str, runs: int, logs: Path | None, hold: Path | None) -> int:
                 await asyncio.sleep(PAUSE_SECONDS)
         for name, found in rows.items():
             say({"case": name, "runs": runs, **_medians(found)})
-        say({"torn": len(session.book.torn), "back": len(session.book.back), "died": session.world.scene.dead()})
-        return not (session.book.torn or session.book.back or session.world.scene.dead())
+        book, witness, dead = session.book, session.witness, session.world.scene.dead()
+        say({"torn": len(book.torn), "back": len(book.back), "died": dead, "violations": witness.broken[:3]})
+        say({"records": witness.news()})
+        return not (book.torn or book.back or dead or witness.broken)
 
     return play(work, logs)
 

@@ -22,10 +22,12 @@ from refitd.demo.chaos.book import Book, Mark
 from refitd.demo.chaos.nemesis import Nemesis
 from refitd.demo.chaos.network import open_network
 from refitd.demo.chaos.schedule import SEATS, Strike, Wave, waves
+from refitd.demo.chaos.witness import Listener
 from refitd.demo.chaos.world import World
 from refitd.demo.model import settle
 from refitd.demo.nursery import Nursery
-from refitd.demo.scene import client_body, keep_logs
+from refitd.demo.scene import JOB, client_body, keep_logs
+from refitd.store import open_store
 
 T = TypeVar("T")
 Work = Callable[["Session"], Coroutine[Any, Any, bool]]
@@ -38,7 +40,10 @@ PHASE_SECONDS = 5.0  # a phase that nobody reaches is not waited for any longer
 
 @dataclass
 class Outcome:
-    """How a wave went. ``why`` is empty where all was well; ``recovery``: seconds from the end of its last fault."""
+    """How a wave went. ``why`` is empty where all was well; ``recovery``: seconds from the end of its last fault.
+
+    ``records``: how many of each kind the witness has seen since the wave before, and gaps in what it saw.
+    """
 
     wave: int
     strikes: list[dict[str, Any]]
@@ -49,6 +54,7 @@ class Outcome:
     back: int = 0
     why: list[str] = field(default_factory=list)
     name: str = ""  # of a case, in a journal
+    records: dict[str, int] = field(default_factory=dict)
 
 
 class Session:
@@ -59,6 +65,8 @@ class Session:
         self.book = Book(spec, start)
         self.world = World(folder, nursery, self.book, self.network, self._point)
         self.seen: Callable[[Fact], None] = lambda _fact: None
+        self._store = open_store(self.network.etcd.url)
+        self.witness = Listener(self._store, JOB)
         self._waiting: list[tuple[Callable[[Fact], bool], Callable[[Fact], None]]] = []
 
     async def start(self) -> str:
@@ -157,16 +165,20 @@ class Session:
         )
 
     def judge(self, outcome: Outcome) -> None:
-        """What the book and the processes say: I1, I3, I9, and nothing lost."""
+        """What the book, the records and the processes say: I1 to I6, I9 and I10, and nothing lost."""
         book, world = self.book, self.world
         lost = book.lost(replica.name for replica in world.live)
         outcome.torn, outcome.lost, outcome.back = len(book.torn), len(lost), len(book.back)
-        outcome.why += [f"I1: {line}" for line in book.torn[:3]] + [f"I3: {line}" for line in book.back[:3]]
+        outcome.why += [f"I1, I5, I6: {line}" for line in book.torn[:3]] + [f"I3: {line}" for line in book.back[:3]]
+        outcome.why += self.witness.broken[:3]
+        outcome.records = self.witness.news()
         outcome.why += [f"lost: {tuple(mark)}" for mark in lost[:3]] + [
             f"I9: {name} died" for name in world.scene.dead()
         ]
 
     async def stop(self) -> None:
+        self.witness.close()
+        self._store.close()
         await self.world.stop()
 
 
