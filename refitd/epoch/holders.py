@@ -26,7 +26,7 @@ class Group(NamedTuple):
     digests: tuple[str, ...]
 
     def without(self, excluded: set[SlotId]) -> Group:
-        if excluded.isdisjoint(self.ids):
+        if not excluded or excluded.isdisjoint(self.ids):  # which would look at each of them
             return self
         kept = [pair for pair in zip(self.ids, self.digests, strict=True) if pair[0] not in excluded]
         return Group(self.name, tuple(slot for slot, _digest in kept), tuple(digest for _slot, digest in kept))
@@ -47,7 +47,7 @@ class Side(NamedTuple):
 
     def without(self, own: str, excluded: set[SlotId]) -> Side:
         """All but the ranks of one group and some others."""
-        if excluded.isdisjoint(self.ids) and all(group.name != own for group in self.groups):
+        if (not excluded or excluded.isdisjoint(self.ids)) and all(group.name != own for group in self.groups):
             return self
         return Side.of(group.without(excluded) for group in self.groups if group.name != own)
 

@@ -9,7 +9,7 @@ from refitd.epoch.holders import Covers, choose_sources, draining, hold_already,
 from refitd.epoch.packed import pack_ranks
 from refitd.epoch.records import Lane, PubId, Slot, SlotId
 from refitd.epoch.stage import committed, served, started, verified
-from refitd.epoch.suspicion import judge
+from refitd.epoch.suspicion import Judgement, judge
 from refitd.epoch.view import View
 
 NOBODY: frozenset[tuple[str, str]] = frozenset()
@@ -24,7 +24,13 @@ def desired_lane(view: View, replica: str, covers: Covers, silent: frozenset[tup
     present = view.lanes.get(replica)
     lane = present.value if present else None
     target = target_of(view, replica, lane)
-    judged = judge(view, lane, target, silent, covers)
+    return lane_after(view, replica, lane, target, judge(view, lane, target, silent, covers), covers)
+
+
+def lane_after(
+    view: View, replica: str, lane: Lane | None, target: PubId | None, judged: Judgement, covers: Covers
+) -> Lane | str:
+    """`desired_lane`, where it is known what the present ``lane`` is for and whom it does without."""
     barred = judged.barred(view)
     members = _members(view, replica, lane, target, barred)
     if isinstance(members, str):

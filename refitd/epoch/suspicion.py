@@ -38,6 +38,11 @@ def failures(view: View, lane: Lane) -> list[tuple[str, Ack]]:
     """Failed acks under the lane's present token, by node."""
     if not view.has_failed(lane.replica):
         return []
+    kinds = (f"acks/{lane.replica}", f"lanes/{lane.replica}")
+    return view.memo(("failures", lane.replica), kinds, lambda: _failures(view, lane))
+
+
+def _failures(view: View, lane: Lane) -> list[tuple[str, Ack]]:
     acks = zip(lane.nodes, view.lane_acks(lane.replica, lane.nodes), strict=True)
     return [(node, ack) for node, ack in acks if ack and ack.phase == "failed"]
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from refitd.epoch.codec import encode
 from refitd.epoch.facts import Facts, Write
 from refitd.epoch.holders import Covers
-from refitd.epoch.lanes import away, desired_lane, differs, target_of
-from refitd.epoch.records import Lane
+from refitd.epoch.lanes import away, differs, lane_after, target_of
+from refitd.epoch.records import Lane, PubId
 from refitd.epoch.suspicion import Judgement, failures, judge
 from refitd.epoch.view import View
 
@@ -24,14 +24,17 @@ def _lane(view: View, replica: str, facts: Facts, covers: Covers) -> Iterator[Wr
     present = view.lanes.get(replica)
     if present and not facts.store_settled and any(node not in view.members for node in present.value.nodes):
         return  # nobody is removed for absence yet
-    wanted = desired_lane(view, replica, covers, facts.silent)
+    lane = present.value if present else None
+    target = target_of(view, replica, lane)
+    judged = judge(view, lane, target, facts.silent, covers)
+    wanted = lane_after(view, replica, lane, target, judged, covers)
     key, expected = f"lanes/{replica}", present.revision if present else 0
     if isinstance(wanted, str):
-        if present and present.value.members and (judged := _broken(view, present.value, facts, covers)):
+        if lane and lane.members and _broken(view, lane, target, judged):
             shut = Lane(replica, (), (), (), judged.excluded, wanted, judged.suspicions)
             yield Write(key, encode(shut), expected, wanted)
         return
-    reason = _turn(view, present.value, wanted, facts) if present else _made(wanted, facts)
+    reason = _turn(view, lane, wanted, facts) if lane else _made(wanted, facts)
     if reason:
         yield Write(key, encode(dataclasses.replace(wanted, reason=reason)), expected, reason)
 
@@ -49,10 +52,8 @@ def _turn(view: View, lane: Lane, wanted: Lane, facts: Facts) -> str:
     return changed or (f"again, after {retry}" if retry else "")
 
 
-def _broken(view: View, lane: Lane, facts: Facts, covers: Covers) -> Judgement | None:
-    """The judgement that closes a lane: a member is gone, suspect, or on a node that must or wants to go."""
-    slots, target = view.slots(), target_of(view, lane.replica, lane)
-    judged = judge(view, lane, target, facts.silent, covers)
-    barred = judged.barred(view)
+def _broken(view: View, lane: Lane, target: PubId | None, judged: Judgement) -> bool:
+    """Whether a lane must close: a member is gone, suspect, or on a node that must or wants to go."""
+    slots, barred = view.slots(), judged.barred(view)
     works = all(slots.get(slot.key) == slot and slot.id not in barred for slot in lane.members)
-    return None if works and not away(view, lane, target, lane.members) else judged
+    return not works or bool(away(view, lane, target, lane.members))

@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
+from refitd.epoch.facts import Facts
+from refitd.epoch.holders import Covers
+from refitd.epoch.view import View
 from refitd.hook.messages import HOST_SHADOW, IN_PLACE
 
 from .scenario import Scenario, run
@@ -73,7 +76,7 @@ async def measure(scenario: Scenario, nodes: int, lanes: int) -> dict[str, Any]:
     world.train_seconds, world.patience, world.leisure = 20.0, 60.0, LEISURE
     trainers, sizes = hosts(nodes, lanes)
     scenario.build_wide(trainers, [(size, HOST_SHADOW if i % 4 == 3 else IN_PLACE) for i, size in enumerate(sizes)])
-    thinking: list[float] = []
+    thinking: list[tuple[float, float]] = []
     with watched_decisions(thinking):
         scenario.start()
         world.still = True
@@ -95,8 +98,9 @@ async def measure(scenario: Scenario, nodes: int, lanes: int) -> dict[str, Any]:
         "writes_per_node_of_the_lane": round(lane.total / (sizes[0] + trainers), 2),
         "writes_per_node_of_the_job": round(job.total / nodes, 2),
         "lane_turn": cost(lane), "job_turn": cost(job),
-        "decision_ms_max": round(1000 * max(thinking), 1), "decisions": len(thinking),
-        "decision_ms_median": round(1000 * statistics.median(thinking), 2),
+        "decision_ms_max": milliseconds(max(least for _first, least in thinking)), "decisions": len(thinking),
+        "decision_ms_max_once": milliseconds(max(first for first, _least in thinking)),
+        "decision_ms_median": milliseconds(statistics.median(least for _first, least in thinking)),
     }  # fmt: skip
 
 
@@ -123,20 +127,28 @@ def kill_a_mover(world: World, replica: str) -> None:
     next(handle for handle in world.movers.values() if handle.key == key).kill()
 
 
-def watched_decisions(thinking: list[float]) -> Any:
-    """Seconds of this processor that each call of the leader's decision takes."""
+def watched_decisions(thinking: list[tuple[float, float]]) -> Any:
+    """Seconds of this processor that each call of the leader's decision takes: as it came, and the least of it and of
+    two more on the same picture. A processor that is shared is at times twice as slow, and its clock goes on."""
     from refitd.daemon import leading
 
     decide = leading.decide
 
-    def timed(*args: Any, **options: Any) -> Any:
+    def took(*args: Any) -> tuple[Any, float]:
         started = time.process_time()
-        try:
-            return decide(*args, **options)
-        finally:
-            thinking.append(time.process_time() - started)
+        return decide(*args), time.process_time() - started
+
+    def timed(view: View, facts: Facts, covers: Covers) -> Any:
+        copies = view.copy(), view.copy()
+        writes, first = took(view, facts, covers)
+        thinking.append((first, min(first, *(took(other, facts, covers)[1] for other in copies))))
+        return writes
 
     return mock.patch.object(leading, "decide", timed)
+
+
+def milliseconds(seconds: float) -> float:
+    return round(1000 * seconds, 1)
 
 
 def play(seed: int, nodes: int = 1024, lanes: int = 64) -> dict[str, Any]:
