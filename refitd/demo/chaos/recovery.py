@@ -86,6 +86,12 @@ class Recovery:
             return {lane["replica"]: lane["token"] for lane in lanes}
         return {}
 
+    def tell_turns(self, before: dict[str, int]) -> None:
+        """Why lanes have other tokens now, for whoever asks."""
+        for replica, stored in self.session.witness.witness.view.lanes.items():
+            if stored.revision != before.get(replica):
+                sys.stderr.write(f"{replica} turned at {stored.revision}: {stored.value.reason}\n")
+
     async def strike(self, act: Callable[[Fact], Any], who: Callable[[Fact], bool] = lambda _fact: True) -> Any:
         """Publish, and act at the first transfer (of those who are wanted), while the mover waits there."""
         waiting = asyncio.create_task(
@@ -166,6 +172,8 @@ async def leader_dies(recovery: Recovery) -> Row:
     _, _, _, mark, began = await recovery.strike(lambda _fact: etcd.kill(leader))
     row = await recovery.timed(mark, began, {"r0", "r1", "r2"})
     row["same attempt"] = before == await asyncio.to_thread(recovery.tokens)
+    if not row["same attempt"]:
+        recovery.tell_turns(before)
     await asyncio.to_thread(etcd.restart, leader)
     await _all_back(recovery)
     return row
