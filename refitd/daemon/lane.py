@@ -212,7 +212,7 @@ class LaneDriver:
         elif name == "commit" and publication:
             await self._commit(publication)
         elif name == "committed" and publication:
-            await self._committed(publication)
+            await self._committed(publication, self.context.agreement.view.commits[self.replica].value.token)
         self._check_deadline()
 
     async def _transfer(self, publication: PubId) -> None:
@@ -260,9 +260,9 @@ class LaneDriver:
             self._log.info("committed", publication=publication, step=refit.step)
             self._voice.committed()
             self.context.metrics.refit("ok")
-            await self._committed(publication)  # the other ranks wait for it: before anybody tidies up
+            await self._committed(publication, commit.token)  # the others wait for it: before anybody tidies up
 
-    async def _committed(self, publication: PubId) -> None:
+    async def _committed(self, publication: PubId, token: int) -> None:
         lead = self.calls.lead_of_unapplied(publication)
         if lead is None:
             self._withdraw_ticket()  # of a lead that had it already, and was to call its mates
@@ -271,7 +271,7 @@ class LaneDriver:
         for rank in self.my_members():
             if rank.receiving and rank.lent_for == publication:
                 self.tell(rank, "commit", publication)
-            elif rank.lost(publication):
+            elif rank.lost(publication, token):
                 await self._void_commit(rank)
 
     async def _void_commit(self, rank: LocalRank) -> None:

@@ -12,6 +12,7 @@ import pytest
 from refitd.daemon import lane as lane_module
 from refitd.daemon.attempt import Attempt
 from refitd.daemon.lane import LaneDriver
+from refitd.daemon.rank import LocalRank
 from refitd.daemon.voice import Voice
 from refitd.epoch.records import Lane, PubId, Slot
 from refitd.epoch.stage import Stage
@@ -170,6 +171,23 @@ def test_a_rank_that_lends_for_what_its_node_has_not_heard_of_yet(
     said: list[Any] = []
     asyncio.run(scenario())
     assert said == [None if failure is None else ((), failure, False)]
+
+
+@pytest.mark.parametrize(
+    ("dirty", "revision", "token", "lost"),
+    [
+        (0, 7, 4, False),  # serves it, by a ticket of an earlier token
+        (1, 7, 5, False),  # serves it no more, as it is about to lend for the next one
+        (1, 8, 6, False),
+        (1, 7, 4, True),  # began to receive it once more, and gave that up
+        (1, 6, 5, True),  # gave it up before it heard of the commit
+    ],
+)
+def test_a_commit_is_void_where_it_did_not_reach_a_rank(dirty: int, revision: int, token: int, lost: bool) -> None:
+    """Publication (1, 7), committed under token 5; the rank is in no receive that its daemon knows of."""
+    page = SimpleNamespace(dirty=dirty, generation=1, revision=revision, token=token)
+    rank = LocalRank(MagicMock(), MagicMock(), "d", "in_place", cast("Any", page))
+    assert rank.lost(PUBLISHED, 5) is lost
 
 
 @pytest.mark.parametrize("life", ["old", "new"])
