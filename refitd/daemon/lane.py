@@ -212,7 +212,7 @@ class LaneDriver:
         elif name == "commit" and publication:
             await self._commit(publication)
         elif name == "committed" and publication:
-            await self._committed(publication, self.context.agreement.view.commits[self.replica].value.token)
+            await self._committed(publication)
         self._check_deadline()
 
     async def _transfer(self, publication: PubId) -> None:
@@ -260,9 +260,9 @@ class LaneDriver:
             self._log.info("committed", publication=publication, step=refit.step)
             self._voice.committed()
             self.context.metrics.refit("ok")
-            await self._committed(publication, commit.token)  # the others wait for it: before anybody tidies up
+            await self._committed(publication)  # the other ranks wait for it: before anybody tidies up
 
-    async def _committed(self, publication: PubId, token: int) -> None:
+    async def _committed(self, publication: PubId) -> None:
         lead = self.calls.lead_of_unapplied(publication)
         if lead is None:
             self._withdraw_ticket()  # of a lead that had it already, and was to call its mates
@@ -271,7 +271,7 @@ class LaneDriver:
         for rank in self.my_members():
             if rank.receiving and rank.lent_for == publication:
                 self.tell(rank, "commit", publication)
-            elif rank.lost(publication, token):
+            elif rank.lost(publication):
                 await self._void_commit(rank)
 
     async def _void_commit(self, rank: LocalRank) -> None:
@@ -293,14 +293,9 @@ class LaneDriver:
         if self.prepared is not None:
             self.fail((), f"{rank.key} {what}")
 
-    def lends_anew(self, rank: LocalRank, publication: PubId) -> None:
-        """Before a rank lends for a publication: where it had to lend nothing, as it held it, it is written again now.
-
-        A lead may be told of a publication, and call its mates, before we hear of it: what came before is over.
-        """
-        name, over, _reason = self._stage
-        if name != "committed" or over is None or publication <= over:
-            self.taken_back(rank, "lends what it held")
+    def lends_anew(self, rank: LocalRank) -> None:
+        """Before a rank lends: where it had to lend nothing, as it held the publication, it is written again now."""
+        self.taken_back(rank, "lends what it held")
 
     def tell(self, rank: LocalRank, kind: str, publication: PubId) -> None:
         """Send a ticket to receive or to apply, or the ``commit`` of a receive; once under one token."""

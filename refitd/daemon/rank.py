@@ -166,15 +166,9 @@ class LocalRank:
         """Whether others can be sent the publication from here: it is held, and its memory was not released since."""
         return self.memory is not None and self.holds(publication)
 
-    def lost(self, publication: PubId, token: int) -> bool:
-        """Whether a commit of this replica, made under ``token``, did not reach the rank and cannot reach it any more.
-
-        It has reached who switched by a ticket of that token or a later one, though it is dirty again: it is about to
-        lend for the next publication, of which we may not have heard yet.
-        """
+    def lost(self, publication: PubId) -> bool:
+        """Whether a commit of this replica did not reach the rank and cannot reach it any more."""
         if self.shadowed or self.served >= publication:
-            return False
-        if PubId(self.page.generation, self.page.revision) >= publication and self.page.token >= token:
             return False
         asked = PubId(self.receiving.generation, self.receiving.revision) if self.receiving else NO_PUBLICATION
         return self.lent_for != publication and asked <= publication

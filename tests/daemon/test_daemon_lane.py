@@ -12,7 +12,6 @@ import pytest
 from refitd.daemon import lane as lane_module
 from refitd.daemon.attempt import Attempt
 from refitd.daemon.lane import LaneDriver
-from refitd.daemon.rank import LocalRank
 from refitd.daemon.voice import Voice
 from refitd.epoch.records import Lane, PubId, Slot
 from refitd.epoch.stage import Stage
@@ -136,58 +135,12 @@ def test_what_arrives_after_a_rank_lent_anew_makes_nothing_whole(again: bool) ->
         driver.lane = Lane("r0", (Slot(rank.key, "a", 1, "i", 1, "d"),), (), (), (), "")
         driver.attempt, driver._preparer.prepared = attempt, PUBLISHED
         if again:
-            driver.lends_anew(rank, PUBLISHED)
+            driver.lends_anew(rank)
         await driver._transfer(PUBLISHED)
         await driver.close()
 
     asyncio.run(scenario())
     assert (attempt.declared, rank.complete) == ((False, None) if again else (True, PUBLISHED))
-
-
-@pytest.mark.parametrize(
-    ("stage", "lent_for", "failure"),
-    [
-        ("committed", PubId(1, 8), None),
-        ("committed", PubId(2, 6), None),
-        ("committed", PUBLISHED, "engine/r0/0 lends what it held"),
-        ("commit", PubId(1, 8), "engine/r0/0 lends what it held"),
-        ("transfer", PubId(1, 8), "engine/r0/0 lends what it held"),
-    ],
-)
-def test_a_rank_that_lends_for_what_its_node_has_not_heard_of_yet(
-    stage: str, lent_for: PubId, failure: str | None
-) -> None:
-    """The lead's node heard of the next publication first, as when the leader of etcd dies: no other attempt is needed
-    for that where the one before is over."""
-
-    async def scenario() -> None:
-        driver = LaneDriver(MagicMock(node="a"), "r0")
-        driver.lane = Lane("r0", (), (), (), (), "")
-        driver._stage, driver._preparer.prepared = Stage(stage, PUBLISHED, ""), PUBLISHED
-        driver.lends_anew(cast("Any", SimpleNamespace(key="engine/r0/0")), lent_for)
-        said.append(driver._voice.failure)
-        await driver.close()
-
-    said: list[Any] = []
-    asyncio.run(scenario())
-    assert said == [None if failure is None else ((), failure, False)]
-
-
-@pytest.mark.parametrize(
-    ("dirty", "revision", "token", "lost"),
-    [
-        (0, 7, 4, False),  # serves it, by a ticket of an earlier token
-        (1, 7, 5, False),  # serves it no more, as it is about to lend for the next one
-        (1, 8, 6, False),
-        (1, 7, 4, True),  # began to receive it once more, and gave that up
-        (1, 6, 5, True),  # gave it up before it heard of the commit
-    ],
-)
-def test_a_commit_is_void_where_it_did_not_reach_a_rank(dirty: int, revision: int, token: int, lost: bool) -> None:
-    """Publication (1, 7), committed under token 5; the rank is in no receive that its daemon knows of."""
-    page = SimpleNamespace(dirty=dirty, generation=1, revision=revision, token=token)
-    rank = LocalRank(MagicMock(), MagicMock(), "d", "in_place", cast("Any", page))
-    assert rank.lost(PUBLISHED, 5) is lost
 
 
 @pytest.mark.parametrize("life", ["old", "new"])
