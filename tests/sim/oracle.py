@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from refitd.daemon.paths import Paths
 from refitd.demo.chaos.witness import Witness
 from refitd.epoch.records import PubId, life_of
 from refitd.epoch.stage import stage
@@ -34,8 +35,8 @@ class Oracle:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.witness = Witness(f"/refitd/{world.job}/", self.fault, lambda: not world.mixed_planners)
-        self.view = self.witness.view
+        self.witness = Witness(world.job, self.fault, lambda: not world.mixed_planners)
+        self.view, self._key = self.witness.view, Paths(world.job).key
         self.weights: dict[PubId, int] = {}
         self.told: dict[PubId, set[str]] = {}  # publications that a trainer was told are committed, and by whom
         self.commits, self.turns_of = 0, Counter[str]()
@@ -43,7 +44,6 @@ class Oracle:
         self._offers: dict[tuple[str, str, int], int] = {}
         self._served: dict[str, tuple[int, int]] = {}
         self._reports: dict[int, Message] = {}
-        self._records_leader = 0
 
     def fault(self, name: str, text: str) -> None:
         """Invariant ``name`` is broken."""
@@ -59,7 +59,7 @@ class Oracle:
         """Before anybody else hears of it."""
         for event in events:
             self.witness.take(event)
-            key, written = self.witness.within(key_of(event)), isinstance(event, Put)
+            key, written = self._key(key_of(event)), isinstance(event, Put)
             if written:
                 self._written(key)
             self.world.say("record", key=key, revision=revision, gone=not written)

@@ -88,7 +88,7 @@ class Recovery:
 
     def tell_turns(self, before: dict[str, int]) -> None:
         """Why lanes have other tokens now, for whoever asks."""
-        for replica, stored in self.session.witness.witness.view.lanes.items():
+        for replica, stored in [*self.session.witness.witness.view.lanes.items()]:  # its thread goes on
             if stored.revision != before.get(replica):
                 sys.stderr.write(f"{replica} turned at {stored.revision}: {stored.value.reason}\n")
 

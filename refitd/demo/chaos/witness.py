@@ -10,6 +10,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 
+from refitd.daemon.paths import Paths
 from refitd.epoch.records import Commit, Lane, PubId
 from refitd.epoch.view import Stored, View
 from refitd.store import Deleted, Event, Item, Put, Resync, Store, Watch
@@ -20,30 +21,26 @@ Broken = Callable[[str, str], None]
 class Witness:
     """``broken`` is called with the name of what does not hold, and a text. ``one_plan``: whether I10 must hold now."""
 
-    def __init__(self, prefix: str, broken: Broken, one_plan: Callable[[], bool] = lambda: True) -> None:
+    def __init__(self, job: str, broken: Broken, one_plan: Callable[[], bool] = lambda: True) -> None:
         self.view = View()
         self.seen: Counter[str] = Counter()  # records by kind; and gaps
         self.acked: dict[tuple[str, str], int] = {}  # by replica and node: the newest token
-        self._prefix, self._broken, self._one_plan = prefix, broken, one_plan
+        self._key, self._broken, self._one_plan = Paths(job).key, broken, one_plan
         self._digests: dict[tuple[str, int], str] = {}
         self._committed: dict[str, PubId] = {}
         self._generation = 0
-
-    def within(self, key: str) -> str:
-        """A key of the store as one of the job's records."""
-        return key.removeprefix(self._prefix).removeprefix("_")
 
     def take(self, event: Event) -> None:
         """The next change. After a gap the records are believed as they stand."""
         if isinstance(event, Resync):
             self._begin_anew(event)
         elif isinstance(event, Deleted):
-            self.view.delete(self.within(event.key), event.revision)
+            self.view.delete(self._key(event.key), event.revision)
         elif self._put(event.item):
-            self._judge(self.within(event.item.key))
+            self._judge(self._key(event.item.key))
 
     def _put(self, item: Item) -> bool:
-        return self.view.put(self.within(item.key), item.value, item.create_revision, item.mod_revision)
+        return self.view.put(self._key(item.key), item.value, item.create_revision, item.mod_revision)
 
     def _begin_anew(self, event: Resync) -> None:
         self.seen["gaps"] += 1
@@ -118,14 +115,14 @@ class Listener:
     """
 
     def __init__(self, store: Store, job: str) -> None:
-        prefix = f"/refitd/{job}/"
+        everything = Paths(job).everything
         self.broken: list[str] = []
         self._told = Counter[str]()
-        self.witness = Witness(prefix, lambda name, text: self.broken.append(f"{name}: {text}"))
-        items, revision = store.list(prefix)
+        self.witness = Witness(job, lambda name, text: self.broken.append(f"{name}: {text}"))
+        items, revision = store.list(everything)
         for item in items:
             self.witness.take(Put(item))
-        self._watch: Watch = store.watch(prefix, revision + 1)
+        self._watch: Watch = store.watch(everything, revision + 1)
         self._thread = threading.Thread(target=self._listen, name="witness", daemon=True)
         self._thread.start()
 
