@@ -293,9 +293,14 @@ class LaneDriver:
         if self.prepared is not None:
             self.fail((), f"{rank.key} {what}")
 
-    def lends_anew(self, rank: LocalRank) -> None:
-        """Before a rank lends: where it had to lend nothing, as it held the publication, it is written again now."""
-        self.taken_back(rank, "lends what it held")
+    def lends_anew(self, rank: LocalRank, publication: PubId) -> None:
+        """Before a rank lends for a publication: where it had to lend nothing, as it held it, it is written again now.
+
+        A lead may be told of a publication, and call its mates, before we hear of it: what came before is over.
+        """
+        name, over, _reason = self._stage
+        if name != "committed" or over is None or publication <= over:
+            self.taken_back(rank, "lends what it held")
 
     def tell(self, rank: LocalRank, kind: str, publication: PubId) -> None:
         """Send a ticket to receive or to apply, or the ``commit`` of a receive; once under one token."""

@@ -176,7 +176,7 @@ class Requests:
             raise Refused("receive", "an in_place rank", rank.mode)
         await self._await_mover(rank)
         if lane := job.lanes.get(session.group):
-            lane.lends_anew(rank)
+            lane.lends_anew(rank, PubId(ticket.generation, ticket.revision))
         rank.set_memory(lent_memory(rank.layout, rank.layout.kept, message, fds))
         rank.receiving, rank.lent_word, rank.told = ticket, message["word"], None
         stamp("lent", rank.key)

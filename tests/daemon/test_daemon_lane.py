@@ -135,12 +135,41 @@ def test_what_arrives_after_a_rank_lent_anew_makes_nothing_whole(again: bool) ->
         driver.lane = Lane("r0", (Slot(rank.key, "a", 1, "i", 1, "d"),), (), (), (), "")
         driver.attempt, driver._preparer.prepared = attempt, PUBLISHED
         if again:
-            driver.lends_anew(rank)
+            driver.lends_anew(rank, PUBLISHED)
         await driver._transfer(PUBLISHED)
         await driver.close()
 
     asyncio.run(scenario())
     assert (attempt.declared, rank.complete) == ((False, None) if again else (True, PUBLISHED))
+
+
+@pytest.mark.parametrize(
+    ("stage", "lent_for", "failure"),
+    [
+        ("committed", PubId(1, 8), None),
+        ("committed", PubId(2, 6), None),
+        ("committed", PUBLISHED, "engine/r0/0 lends what it held"),
+        ("commit", PubId(1, 8), "engine/r0/0 lends what it held"),
+        ("transfer", PubId(1, 8), "engine/r0/0 lends what it held"),
+    ],
+)
+def test_a_rank_that_lends_for_what_its_node_has_not_heard_of_yet(
+    stage: str, lent_for: PubId, failure: str | None
+) -> None:
+    """The lead's node heard of the next publication first, as when the leader of etcd dies: no other attempt is needed
+    for that where the one before is over."""
+
+    async def scenario() -> None:
+        driver = LaneDriver(MagicMock(node="a"), "r0")
+        driver.lane = Lane("r0", (), (), (), (), "")
+        driver._stage, driver._preparer.prepared = Stage(stage, PUBLISHED, ""), PUBLISHED
+        driver.lends_anew(cast("Any", SimpleNamespace(key="engine/r0/0")), lent_for)
+        said.append(driver._voice.failure)
+        await driver.close()
+
+    said: list[Any] = []
+    asyncio.run(scenario())
+    assert said == [None if failure is None else ((), failure, False)]
 
 
 @pytest.mark.parametrize("life", ["old", "new"])
