@@ -192,7 +192,7 @@ class Job:
         if old:
             self.remove_rank(old.session)
         self.ranks[rank.key] = rank
-        rank.came_with = rank.served
+        rank.came_with = rank.switched = rank.served
         self.metrics.rank_came(rank.key)
         self.movers.want(rank.key)
         self.poke()

@@ -272,20 +272,22 @@ class LaneDriver:
             if rank.receiving and rank.lent_for == publication:
                 self.tell(rank, "commit", publication)
             elif rank.lost(publication):
-                await self._void_commit(rank)
+                await self._void_commit(rank, publication)
 
-    async def _void_commit(self, rank: LocalRank) -> None:
+    async def _void_commit(self, rank: LocalRank, publication: PubId) -> None:
         """A rank took its memory back before it heard of the commit: the replica has not got it, and must get it again.
 
         Our ack must stop saying that everything is verified first, or the commit would only be reported again.
         """
         agreement, key = self.context.agreement, f"commits/{self.replica}"
-        ack = agreement.view.ack(self.replica, self.context.node)
+        ack, commit = agreement.view.ack(self.replica, self.context.node), agreement.view.commits.get(self.replica)
+        if commit is None or commit.value.id != publication:
+            return
         if ack and ack.token == self.token and ack.phase in ("prepared", "verified"):
             self.taken_back(rank)
             return
         guard = ModRevision(agreement.compare_path(f"lanes/{self.replica}"), self.token)
-        if await agreement.write(key, None, agreement.view.revision_of(key), guards=[guard]):
+        if await agreement.write(key, None, commit.revision, guards=[guard]):
             self._log.warning("commit_void", rank=rank.key, reason="it took its memory back before it heard of it")
 
     def taken_back(self, rank: LocalRank, what: str = "took its memory back") -> None:

@@ -103,6 +103,7 @@ class LocalRank:
     void: int = 0  # as the lead: receives of tickets given under this token, or before, are over
     step: int = 0
     came_with: PubId = NO_PUBLICATION  # what the client served when it registered
+    switched: PubId = NO_PUBLICATION  # what it told us that it has switched to, until it lends or lets go
     device: str | None = None  # UUID: where its weights will probably be
     host: ClientHost | None = None  # the client's thread, where it has one
     path: Chosen = CHILDREN  # where its mover runs, and why
@@ -167,8 +168,11 @@ class LocalRank:
         return self.memory is not None and self.holds(publication)
 
     def lost(self, publication: PubId) -> bool:
-        """Whether a commit of this replica did not reach the rank and cannot reach it any more."""
-        if self.shadowed or self.served >= publication:
+        """Whether a commit of this replica did not reach the rank and cannot reach it any more.
+
+        A rank that has switched may be dirty again before we hear why: it is about to lend for the next publication.
+        """
+        if self.shadowed or max(self.served, self.switched) >= publication:
             return False
         asked = PubId(self.receiving.generation, self.receiving.revision) if self.receiving else NO_PUBLICATION
         return self.lent_for != publication and asked <= publication

@@ -179,6 +179,7 @@ class Requests:
             lane.lends_anew(rank, PubId(ticket.generation, ticket.revision))
         rank.set_memory(lent_memory(rank.layout, rank.layout.kept, message, fds))
         rank.receiving, rank.lent_word, rank.told = ticket, message["word"], None
+        rank.switched = NO_PUBLICATION
         stamp("lent", rank.key)
         rank.fill(None)
         job.poke_lane(session.group)
@@ -209,6 +210,7 @@ class Requests:
         rank.step = ticket.step
         if not rank.shadowed:
             rank.receiving, rank.lent_for = None, None
+            rank.switched = PubId(ticket.generation, ticket.revision)
         job.poke_lane(session.group)
         return NOTHING
 
@@ -231,7 +233,7 @@ class Requests:
         if lane and (rank.receiving or rank.filling):
             lane.taken_back(rank)
         if not rank.shadowed:
-            rank.receiving, rank.told = None, None
+            rank.receiving, rank.told, rank.switched = None, None, rank.served
             rank.fill(None)
         await job.movers.unmap(rank)
         rank.forget_memory()

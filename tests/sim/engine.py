@@ -117,6 +117,7 @@ class SimEngine(SimClient):
         self._mover: int | None = None
         self._lent = False
         self._keeps = False  # what was received is where the daemon was told that it is
+        self._let_go = True  # since it last switched: it gave up a receive, released, or came anew to a daemon
         self._sent_away = False  # the daemon said that nobody waits for us in this receive
         self._patient_until = 0.0
         machine, layout = replica.machines[rank], replica.layouts[rank]
@@ -137,7 +138,14 @@ class SimEngine(SimClient):
         return {"generation": generation, "revision": revision, "step": self.step, "token": self.page.token,
                 "dirty": bool(self.page.dirty)}  # fmt: skip
 
+    def may_be_failed(self, act: str) -> bool:
+        """Whether its daemon may fail a token for it: an engine that goes from one publication to the next, and does
+        what it is called to, has given no reason."""
+        again = "lends" in act and self.busy is not None and self.publication >= _taken(self.busy)[:2]
+        return self._let_go or again
+
     def lends(self) -> tuple[Message, list[int]]:
+        self._let_go = True
         if self._keeps and not self.page.dirty:
             return {"shadow": {"memory": self.memory.described(), "device": None}}, [self.memory.fd]
         return super().lends()
@@ -219,6 +227,7 @@ class SimEngine(SimClient):
         page.generation, page.revision, page.token = ticket.generation, ticket.revision, ticket.token
         self.step = ticket.step
         page.dirty = 0
+        self._let_go = False
         self.world.oracle.switches(self, ticket)
         self._drop(ticket)
 
@@ -368,6 +377,7 @@ class SimEngine(SimClient):
         if not self._lent:
             self.page.dirty = was_dirty
             return
+        self._let_go = True
         self.page.bump_loan()
         try:
             await self.call("release", within=1.0)
@@ -377,7 +387,7 @@ class SimEngine(SimClient):
     async def quietly_release(self) -> None:
         """Before the weights move, between two receives: nobody has the old place mapped afterwards, or reads it."""
         if self.busy is None:
-            self._keeps = False
+            self._keeps, self._let_go = False, True
             self.page.bump_loan()
             with contextlib.suppress(RefitdError):
                 if await self.call("release", within=5.0) is not None and self.busy is None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .world import World
 
 NONE = (0, 0)
+_ACTS = (" took its memory back", " lends what it held")  # of a rank, for which its node fails a token
 
 
 class Violation(AssertionError):
@@ -81,8 +82,23 @@ class Oracle:
             self._published()
         elif kind == "lanes":
             self.turns_of[name] += 1
+        elif kind == "acks":
+            self._acked(*name.split("/"))
         elif kind == "parked":
             self.world.counts["parked"] += 1
+
+    def _acked(self, replica: str, node: str) -> None:
+        """A node that fails a token for what a rank of its did: the rank did that."""
+        ack = self.view.ack(replica, node)
+        act = next((act for act in _ACTS if ack and ack.phase == "failed" and ack.reason.endswith(act)), "")
+        if ack is None or not act:
+            return
+        self.world.counts[f"fails:{act}"] += 1
+        engine = self.world.find_client(ack.reason.removesuffix(act))
+        if engine is not None and not engine.process.dead:
+            self.expect(
+                engine.may_be_failed(act), "needless", f"{node} fails {ack.token} of {replica}, as {ack.reason}"
+            )
 
     def _published(self) -> None:
         stored = self.view.publication

@@ -6,6 +6,9 @@ import asyncio
 
 import pytest
 
+from refitd.daemon.lane import LaneDriver
+from refitd.daemon.rank import LocalRank
+from refitd.epoch.records import PubId
 from refitd.hook.messages import HOST_SHADOW, IN_PLACE
 
 from .nemesis import Nemesis
@@ -121,3 +124,15 @@ def test_a_leader_without_a_fence_is_found() -> None:
     """The same decision without the comparison is written, and seen."""
     with pytest.raises(Violation, match=r"leadership: n\d writes "):
         sleepy_leader(fenced=False)
+
+
+def test_a_lane_that_turns_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A daemon that tries again because a rank of its does what it was called to."""
+
+    def suspicious(lane: LaneDriver, rank: LocalRank, _publication: PubId) -> None:
+        lane.fail((), f"{rank.key} lends what it held")
+
+    run(World(7), hurried)
+    monkeypatch.setattr(LaneDriver, "lends_anew", suspicious)
+    with pytest.raises(Violation, match=r"needless: n\d fails \d+ of r0, as engine/r0/\d lends what it held"):
+        run(World(7), hurried)
