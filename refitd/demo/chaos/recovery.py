@@ -271,6 +271,7 @@ def main(only: str, runs: int, logs: Path | None, hold: Path | None) -> int:
                 await asyncio.sleep(PAUSE_SECONDS)
         for name, found in rows.items():
             say({"case": name, "runs": runs, **_medians(found)})
+        await asyncio.to_thread(session.witness.catch_up)
         book, witness, dead = session.book, session.witness, session.world.scene.dead()
         say({"torn": len(book.torn), "back": len(book.back), "died": dead, "violations": witness.broken[:3]})
         say({"records": witness.news()})

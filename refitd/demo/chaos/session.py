@@ -93,7 +93,7 @@ class Session:
             outcome.why += await self._quiet_end(undone)
         outcome.why += await self.assert_i7_fresh()
         outcome.recovery = round(time.monotonic() - undone, 2)
-        self.judge(outcome)
+        await self.judge(outcome)
 
     async def _strike(self, strike: Strike, begun: asyncio.Event) -> None:
         nemesis = Nemesis(self.world, strike)
@@ -164,8 +164,9 @@ class Session:
             [] if seconds is not None else [f"I7: not all reached {began.run, began.step + 1}: {self.world.describe()}"]
         )
 
-    def judge(self, outcome: Outcome) -> None:
+    async def judge(self, outcome: Outcome) -> None:
         """What the book, the records and the processes say: I1 to I6, I9 and I10, and nothing lost."""
+        await asyncio.to_thread(self.witness.catch_up)
         book, world = self.book, self.world
         lost = book.lost(replica.name for replica in world.live)
         outcome.torn, outcome.lost, outcome.back = len(book.torn), len(lost), len(book.back)

@@ -168,7 +168,7 @@ class Split:
         world.publishing.set()
         outcome.why += await self.session.assert_i7_fresh()
         outcome.recovery = round(time.monotonic() - undone, 2)
-        self.session.judge(outcome)
+        await self.session.judge(outcome)
         return outcome
 
     async def _hit(self, case: Case, cast: Cast) -> None:

@@ -7,6 +7,7 @@ feeds it every write of its store; a chaos run, what a watch of the real one tel
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 
@@ -15,6 +16,7 @@ from refitd.epoch.records import Commit, Lane, PubId
 from refitd.epoch.view import Stored, View
 from refitd.store import Deleted, Event, Item, Put, Resync, Store, Watch
 
+LATE_SECONDS = 10.0
 Broken = Callable[[str, str], None]
 
 
@@ -117,12 +119,12 @@ class Listener:
     def __init__(self, store: Store, job: str) -> None:
         everything = Paths(job).everything
         self.broken: list[str] = []
-        self._told = Counter[str]()
+        self._told, self._seen, self._store, self._span = Counter[str](), 0, store, everything
         self.witness = Witness(job, lambda name, text: self.broken.append(f"{name}: {text}"))
-        items, revision = store.list(everything)
+        items, self._seen = store.list(everything)
         for item in items:
             self.witness.take(Put(item))
-        self._watch: Watch = store.watch(everything, revision + 1)
+        self._watch: Watch = store.watch(everything, self._seen + 1)
         self._thread = threading.Thread(target=self._listen, name="witness", daemon=True)
         self._thread.start()
 
@@ -130,8 +132,19 @@ class Listener:
         try:
             for event in self._watch:
                 self.witness.take(event)
+                self._seen = event.item.mod_revision if isinstance(event, Put) else event.revision
         except Exception as error:  # noqa: BLE001 - a witness that has gone blind must say so
             self.broken.append(f"the witness saw no more: {error!r}")
+
+    def catch_up(self) -> None:
+        """Wait until all that the store holds by now was seen, or nothing more will be. Raises StoreError."""
+        items, _revision = self._store.list(self._span)
+        newest, deadline = max((item.mod_revision for item in items), default=0), time.monotonic() + LATE_SECONDS
+        while self._seen < newest and self._thread.is_alive():
+            if time.monotonic() > deadline:
+                self.broken.append(f"the witness saw nothing after {self._seen} for {LATE_SECONDS:g} s, of {newest}")
+                return
+            time.sleep(0.01)
 
     def news(self) -> dict[str, int]:
         """How many records of each kind were seen since it was asked last."""
