@@ -313,9 +313,12 @@ class LaneDriver:
         rank.step = refit.step
         rank.since = rank.since or publication
         stamp(f"told.{kind}", rank.key)
-        event, sent = ("commit", "receive") if kind == "commit" else ("ticket", kind)
-        ticket = Ticket(sent, self.context.job, self.replica, *publication, refit.step, self.token)
-        rank.session.event(event, ticket=ticket.to_json())
+        sent = "receive" if kind == "commit" else kind
+        ticket = Ticket(sent, self.context.job, self.replica, *publication, refit.step, self.token).to_json()
+        if kind == "commit":
+            rank.say("commit", ticket=ticket)
+        else:
+            rank.session.event("ticket", ticket=ticket)
 
     def pass_point(self, name: str, publication: PubId) -> None:
         """A failpoint of the protocol, passed once for each attempt."""

@@ -121,7 +121,7 @@ class Preparer:
             self._driver.held.pop(rank.key, None)
         if rank.lent_for != publication and not rank.relending:
             rank.relending = True
-            rank.session.event("relend", reason="the publication was abandoned for a newer one")
+            rank.say("relend", reason="the publication was abandoned for a newer one")
         return rank.lent_for == publication and not rank.relending
 
     def _send_away(self, rank: LocalRank, publication: PubId, reason: str) -> None:
@@ -129,7 +129,7 @@ class Preparer:
         take the old one again."""
         rank.told = None
         self._offer_ticket(rank, publication)
-        rank.session.event("failed", reason=reason)
+        rank.say("failed", reason=reason)
 
     def _offer_ticket(self, rank: LocalRank, publication: PubId) -> None:
         """The lead hears of the refit; the engine calls receive on every worker at its next step boundary."""

@@ -92,7 +92,8 @@ class LocalRank:
     asked: dict[int, Offer] = field(default_factory=dict)  # offers whose report the trainer may still ask for, by seq
     receiving: Ticket | None = None  # an engine's open receive(): its memory is lent to us
     sent_away: Ticket | None = None  # the receive that it was told to leave, which it will
-    lent_word: int = 0  # the loan word that came with it
+    loan: int = 0  # the loan word that came with it
+    lent_word: int = 0  # its loan word by now
     lent_for: PubId | None = None  # the publication that the lent (or shadow) memory is being filled with
     complete: PubId | None = None  # the publication that the memory we fill holds as a whole, committed or not
     relending: bool = False
@@ -198,6 +199,10 @@ class LocalRank:
     def fill(self, publication: PubId | None) -> None:
         """From here on the memory may change towards ``publication``; nothing that it held counts."""
         self.lent_for, self.complete, self.relending = publication, None, False
+
+    def say(self, event: str, **fields: Any) -> None:
+        """Tell the client something of the receive that it is in."""
+        self.session.event(event, loan=self.loan, **fields)
 
     def info(self) -> RankInfo:
         """The rank as its member record shows it."""

@@ -179,7 +179,7 @@ class Requests:
             lane.lends_anew(rank, PubId(ticket.generation, ticket.revision))
         rank.set_memory(lent_memory(rank.layout, rank.layout.kept, message, fds))
         rank.receiving, rank.lent_word, rank.told = ticket, message["word"], None
-        rank.switched = NO_PUBLICATION
+        rank.loan, rank.switched = rank.lent_word, NO_PUBLICATION
         stamp("lent", rank.key)
         rank.fill(None)
         job.poke_lane(session.group)

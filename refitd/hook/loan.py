@@ -41,7 +41,7 @@ class Loan:
         stamp("receive.synced", client.identity.key)
         self._mover: int | None = None
         self._patient_until = 0.0
-        self._lent = False
+        self._lent, self._word = False, 0
         self._was_dirty = client.page.dirty
 
     def run(self) -> Ticket:
@@ -98,8 +98,8 @@ class Loan:
         self._keep_mover(answer[1])
 
     def _try_to_lend(self) -> Answered | None:
-        word, fds = self._client.end_loan(), self._export.fds
-        loan = {"ticket": self._ticket.to_json(), "word": word, **self._export.fields()}
+        self._word, fds = self._client.end_loan(), self._export.fds
+        loan = {"ticket": self._ticket.to_json(), "word": self._word, **self._export.fields()}
         try:
             number = self._client.start("receive", fds, **loan)
             stamp("receive.sent", self._client.identity.key)
@@ -128,8 +128,10 @@ class Loan:
         self._client.events.clear()
 
     def _hear(self, event: Message) -> Ticket | None:
-        """React to one event; the ticket of a commit."""
+        """React to one event; the ticket of a commit. What a slow daemon says of an earlier receive is nothing."""
         name = event["event"]
+        if event.get("loan", self._word) != self._word:
+            return None
         if name == "commit":
             stamp("commit.heard", self._client.identity.key)
             return self._commit(Ticket.from_json(event["ticket"]))

@@ -172,6 +172,7 @@ EVENTS: Mapping[str, Fields] = {
     "commit": {"ticket": TICKET},
     "failed": {"reason": TEXT},
 }
+LOAN_EVENTS: Fields = {"loan": WORD}  # optional in relend, commit, failed: the word of the receive that it is about
 ERROR = _record(code=TEXT, field=TEXT, expected=TEXT, got=TEXT, message=TEXT, retryable=FLAG)
 
 
@@ -190,6 +191,7 @@ def check(message: Message) -> Message:
     """
     if "event" in message:
         check_fields(message, _schema(EVENTS, "event", message["event"]))
+        check_fields(message, LOAN_EVENTS if "loan" in message else {})
     elif "method" in message:
         COUNT.check("id", message.get("id"))
         check_fields(message, _schema(REQUESTS, "method", message["method"]))

@@ -84,9 +84,8 @@ def test_the_other_ranks_hear_of_a_commit_as_soon_as_it_is_written(monkeypatch: 
             told_at=0.0,
             step=0,
             since=None,
-            session=MagicMock(),
+            say=lambda name, **_fields: happened.append(name),
         )
-        mate.session.event.side_effect = lambda name, **_fields: happened.append(name)
         monkeypatch.setattr(driver, "my_members", lambda: [mate])
         await driver._report_commit(lane, PUBLISHED)
         await driver.close()

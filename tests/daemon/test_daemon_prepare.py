@@ -66,7 +66,7 @@ def test_who_is_in_a_void_receive_is_told_once(monkeypatch: pytest.MonkeyPatch) 
     clock, told = Clock(monkeypatch), list[str]()
     rank = SimpleNamespace(
         key="engine/r0/0", shadowed=False, holds=lambda _asked: False, receiving=object(), sent_away=None,
-        session=SimpleNamespace(event=lambda name, reason: told.append(f"{name}: {reason}")),
+        say=lambda name, reason: told.append(f"{name}: {reason}"),
     )  # fmt: skip
     found = preparer(rank, why="somebody came anew")
     cast("Any", found._driver).tell = lambda _rank, kind, publication: told.append(f"{kind} {tuple(publication)}")
@@ -87,7 +87,7 @@ def test_a_second_without_the_store_is_none(monkeypatch: pytest.MonkeyPatch) -> 
     clock, told = Clock(monkeypatch), list[str]()
     rank = SimpleNamespace(
         key="engine/r0/0", shadowed=False, holds=lambda _asked: False, receiving=object(), sent_away=None, told=None,
-        session=SimpleNamespace(event=lambda name, reason: told.append(name)),
+        say=lambda name, reason: told.append(name),
     )  # fmt: skip
     found = preparer(rank, why="somebody came anew")
     driver = cast("Any", found._driver)

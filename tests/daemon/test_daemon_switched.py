@@ -41,8 +41,8 @@ class Node:
         job_of = SimpleNamespace(job=lambda _name: job, config=MagicMock())
         self.requests = Requests(cast("Any", job_of))
 
-    def ask(self, method: str, publication: PubId | None = None) -> None:
-        fields: dict[str, Any] = {"word": 1, "memory": [{"name": "w", "fd": 0, "offset": 0, "nbytes": 96}]}
+    def ask(self, method: str, publication: PubId | None = None, word: int = 1) -> None:
+        fields: dict[str, Any] = {"word": word, "memory": [{"name": "w", "fd": 0, "offset": 0, "nbytes": 96}]}
         if publication:
             fields["ticket"] = Ticket("receive", "job", "r0", *publication, 1, 5).to_json()
         fds = Fds([create_memory("test", 96)] if method == "receive" else [])
@@ -82,6 +82,15 @@ def test_a_rank_that_gave_the_next_receive_up_has_lost_the_last(node: Node) -> N
     node.ask("receive", NEXT)
     node.ask("release")
     assert node.rank.lost(FIRST)
+
+
+def test_what_is_said_of_a_receive_names_it(node: Node) -> None:
+    """By the word that came with it, whatever the loan's word is by now."""
+    said, node.session.event = [], lambda name, **fields: said.append((name, fields))
+    node.ask("receive", FIRST, word=6)
+    node.ask("relent", word=7)
+    node.rank.say("failed", reason="superseded")
+    assert (node.rank.own_word, said) == (7, [("failed", {"loan": 6, "reason": "superseded"})])
 
 
 def test_a_rank_that_gave_its_receive_up_before_it_heard_of_the_commit(node: Node) -> None:

@@ -115,7 +115,7 @@ class SimEngine(SimClient):
         self._offered: Ticket | None = None
         self._taken: Ticket | None = None
         self._mover: int | None = None
-        self._lent = False
+        self._lent, self._loan = False, 0
         self._keeps = False  # what was received is where the daemon was told that it is
         self._let_go = True  # since it last switched: it gave up a receive, released, or came anew to a daemon
         self._sent_away = False  # the daemon said that nobody waits for us in this receive
@@ -315,7 +315,7 @@ class SimEngine(SimClient):
             await self.listen(deadline - loop().time())
 
     async def _try_to_lend(self, ticket: Ticket, deadline: float) -> list[int] | None:
-        word = self.page.bump_loan()
+        word = self._loan = self.page.bump_loan()
         within = min(deadline - loop().time(), _CALL_SECONDS)
         try:
             answer = await self.call("receive", [self.memory.fd], within=within, ticket=ticket.to_json(), word=word,
@@ -335,6 +335,8 @@ class SimEngine(SimClient):
 
     async def _loan_event(self, event: Message, ticket: Ticket, deadline: float) -> Ticket | None:
         name = event["event"]
+        if event.get("loan", self._loan) != self._loan:
+            return None
         if name == "commit":
             done = Ticket.from_json(event["ticket"])
             newer = (done.generation, done.revision) >= (ticket.generation, ticket.revision)

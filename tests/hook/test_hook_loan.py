@@ -1,0 +1,68 @@
+"""One receive after another: what a daemon that was stopped says of the first is nothing to the second."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from fake_daemon import TICKET, FakeDaemon, Mover, Plain
+
+from refitd.errors import ProtocolError, ReceiveFailed
+from refitd.hook.engine import Engine, connect_engine
+from refitd.hook.messages import Ticket, check
+
+KEY, RECEIVE = "engine/r0/0", Ticket.from_json(TICKET)
+SAID = {"commit": {"ticket": TICKET}, "failed": {"reason": "superseded"}, "relend": {"reason": "the mover died"}}
+
+
+@pytest.fixture
+def engine(daemon: FakeDaemon, mover: Mover) -> Iterator[Engine]:
+    daemon.replies["receive"] = mover.reply
+    with connect_engine("grpo", "r0", 0, 1, str(daemon.path)) as made:
+        made.register(Plain({"w": (4, "float32")}))
+        yield made
+
+
+@pytest.mark.parametrize("event", SAID)
+def test_what_is_said_of_an_earlier_receive(event: str, daemon: FakeDaemon, engine: Engine, mover: Mover) -> None:
+    """It was on its way when the receive gave up: a commit of bytes that went with the staging copy above all."""
+    weights, words = torch.full((4,), 7.0), list[int]()
+
+    def late(session: Any, message: dict[str, Any], fds: Any) -> Any:
+        words.append(message["word"])
+        if len(words) > 1:
+            session.event(event, loan=words[0], **SAID[event])
+        return mover.reply(session, message, fds)
+
+    daemon.replies["receive"] = late
+    for _ in range(2):
+        with pytest.raises(ReceiveFailed, match="no commit came within the timeout"):
+            engine.receive(RECEIVE, {"w": weights}, timeout=0.2)
+    assert (engine.dirty, engine.publication, len(words)) == (True, None, 2)
+    assert daemon.of("relent") == daemon.of("committed") == []
+    assert weights.tolist() == [7, 7, 7, 7]
+
+
+def test_what_is_said_of_this_one_counts_after_it_was_lent_again(
+    daemon: FakeDaemon, engine: Engine, mover: Mover
+) -> None:
+    """The loan's name stays, though its word changes."""
+
+    def again(session: Any, message: dict[str, Any], fds: Any) -> Any:
+        for event in ("relend", "commit"):
+            session.event(event, loan=message["word"], **SAID[event])
+        return mover.reply(session, message, fds)
+
+    daemon.replies["receive"] = again
+    assert engine.receive(RECEIVE, {"w": torch.zeros(4)}, timeout=20) == RECEIVE
+    assert daemon.seen("relent")["word"] == daemon.seen("receive")["word"] + 1
+
+
+@pytest.mark.parametrize("loan", [-1, "7", None, 1 << 64])
+def test_a_loan_that_is_no_word_is_refused(loan: object) -> None:
+    """Named, with what was expected."""
+    with pytest.raises(ProtocolError) as caught:
+        check({"event": "failed", "reason": "superseded", "loan": loan})
+    assert (caught.value.field, caught.value.expected) == ("loan", "an unsigned 64-bit integer")
