@@ -14,15 +14,15 @@ import structlog
 
 from refitd.daemon.attempt import Attempt, Built
 from refitd.daemon.calls import Calls
+from refitd.daemon.committer import Committer
 from refitd.daemon.context import Context
 from refitd.daemon.counting import cause_of, outcome_of
-from refitd.daemon.prepare import CALL_SECONDS, Preparer
+from refitd.daemon.prepare import Preparer
 from refitd.daemon.rank import LocalRank
 from refitd.daemon.turn import build_lane, revoke_all
 from refitd.daemon.voice import Failure, Voice
 from refitd.daemon.wiring import NCCL
-from refitd.epoch.codec import encode
-from refitd.epoch.records import Commit, Lane, PubId, Slot, SlotId
+from refitd.epoch.records import Lane, PubId, Slot, SlotId
 from refitd.epoch.stage import Stage, stage
 from refitd.errors import MismatchError, PlanError, RefitdError, StoreError
 from refitd.failpoints import PHASES, failpoint
@@ -30,10 +30,7 @@ from refitd.hook.messages import Ticket
 from refitd.mover.handle import MoverHandle
 from refitd.plan import Held
 from refitd.stamps import stamp
-from refitd.store import Compare, ModRevision
 from refitd.telemetry.history import Refit
-
-MOST_GUARDS = 120  # acks that a commit compares: a transaction of etcd's has at most 128 compares
 
 
 class LaneDriver:
@@ -49,6 +46,7 @@ class LaneDriver:
         self.publication: PubId | None = None
         self.calls = Calls(self)
         self._preparer = Preparer(self)
+        self._committer = Committer(self)
         self._voice = Voice(self)
         self._phase_since = time.monotonic()
         self._connected_before = False
@@ -132,7 +130,7 @@ class LaneDriver:
         self._preparer.reset()
         self._voice.reset()
         if lane is None:
-            self._withdraw_ticket()
+            self.withdraw_ticket()
             return
         self.calls.turned(lane, token)
         self._log.info("lane_turned", token=token, reason=lane.reason)
@@ -146,7 +144,7 @@ class LaneDriver:
             self.context.metrics.interrupted(self._refit(self._stage.publication), f"in {self._stage.name}: {why}")
         self._enter(Stage("gone", None, why))
 
-    def _withdraw_ticket(self) -> None:
+    def withdraw_ticket(self) -> None:
         """An engine that has not paused yet has no reason to any more. A ticket to apply that was taken stays."""
         lead = self.context.ranks.get(f"engine/{self.replica}/0")
         if lead is None or lead.told is None or lead.receiving:
@@ -157,7 +155,7 @@ class LaneDriver:
             lead.told = None
             lead.session.event("ticket", ticket=None)
 
-    def _is_about(self, slot: Slot) -> bool:
+    def is_about(self, slot: Slot) -> bool:
         """Whether our rank is the process that the lane means, with its layout: another one's memory has none of the
         bytes. The lane may be slow to turn: while the store is away, or the old records of a node that came anew stand.
         """
@@ -175,7 +173,7 @@ class LaneDriver:
     def _absorb(self, key: str, verified: list[int]) -> None:
         """Keep what a mover of ours had verified, so that no later attempt moves it again; it went with its process."""
         attempt = self.attempt
-        if not any(slot.key == key and self._is_about(slot) for slot in self._mine()):
+        if not any(slot.key == key and self.is_about(slot) for slot in self._mine()):
             self.held.pop(key, None)
         elif attempt and verified and key in attempt.members:
             new = attempt.plan.held(key, verified)
@@ -210,9 +208,9 @@ class LaneDriver:
         elif name == "transfer" and publication and self.prepared == publication:
             await self._transfer(publication)
         elif name == "commit" and publication:
-            await self._commit(publication)
+            await self._committer.commit(publication)
         elif name == "committed" and publication:
-            await self._committed(publication)
+            await self._committer.committed(publication)
         self._check_deadline()
 
     async def _transfer(self, publication: PubId) -> None:
@@ -221,7 +219,7 @@ class LaneDriver:
         if self.attempt is None and self.lane and self.built:
             self.attempt = await Attempt.start(self, self.lane, self.built, publication)
         attempt = self.attempt
-        if attempt and attempt.verified and not attempt.declared and all(map(self._is_about, self._mine())):
+        if attempt and attempt.verified and not attempt.declared and all(map(self.is_about, self._mine())):
             self.pass_point("verify", publication)
             for rank in self.my_members():
                 rank.complete = publication
@@ -232,63 +230,6 @@ class LaneDriver:
             stamp("verified", self.replica)
             self.context.metrics.achieved(self.stage_seconds, attempt.received())
             self._time_phase("transfer", "ok")  # what is left of the stage is waiting until the others have verified
-
-    async def _commit(self, publication: PubId) -> None:
-        """Every member has verified: hand the ticket to the lead's hook, and report once it was taken."""
-        lane = self.lane
-        lead = self.context.ranks.get(lane.lead.key) if lane and lane.lead.node == self.context.node else None
-        if lane is None or lead is None or not self._is_about(lane.lead) or not all(map(self._alive, lane.members)):
-            return
-        if lead.taken == publication or lead.served == publication:
-            await self._report_commit(lane, publication)
-            return
-        self.pass_point("commit", publication)
-        self.tell(lead, "apply" if lead.shadowed else "commit", publication)
-
-    def _alive(self, slot: Slot) -> bool:
-        return self.context.agreement.view.slots().get(slot.key) == slot
-
-    async def _report_commit(self, lane: Lane, publication: PubId) -> None:
-        refit = self.context.agreement.view.refits[self.replica].value
-        commit = Commit(*publication, refit.step, self.token, lane.incarnations, refit.number)
-        agreement = self.context.agreement
-        key = f"commits/{self.replica}"
-        rests_on = [f"acks/{self.replica}/{node}" for node in lane.member_nodes[:MOST_GUARDS]]
-        guards: list[Compare] = [ModRevision(agreement.compare_path(f"lanes/{self.replica}"), self.token)]
-        guards += [ModRevision(agreement.compare_path(ack), agreement.view.revision_of(ack)) for ack in rests_on]
-        if await agreement.write(key, encode(commit), agreement.view.revision_of(key), guards=guards):
-            self._log.info("committed", publication=publication, step=refit.step)
-            self._voice.committed()
-            self.context.metrics.refit("ok")
-            await self._committed(publication)  # the other ranks wait for it: before anybody tidies up
-
-    async def _committed(self, publication: PubId) -> None:
-        lead = self.calls.lead_of_unapplied(publication)
-        if lead is None:
-            self._withdraw_ticket()  # of a lead that had it already, and was to call its mates
-        elif self.stage_seconds > CALL_SECONDS:
-            self.tell(lead, "apply", publication)
-        for rank in self.my_members():
-            if rank.receiving and rank.lent_for == publication:
-                self.tell(rank, "commit", publication)
-            elif rank.lost(publication):
-                await self._void_commit(rank, publication)
-
-    async def _void_commit(self, rank: LocalRank, publication: PubId) -> None:
-        """A rank took its memory back before it heard of the commit: the replica has not got it, and must get it again.
-
-        Our ack must stop saying that everything is verified first, or the commit would only be reported again.
-        """
-        agreement, key = self.context.agreement, f"commits/{self.replica}"
-        ack, commit = agreement.view.ack(self.replica, self.context.node), agreement.view.commits.get(self.replica)
-        if commit is None or commit.value.id != publication:
-            return
-        if ack and ack.token == self.token and ack.phase in ("prepared", "verified"):
-            self.taken_back(rank)
-            return
-        guard = ModRevision(agreement.compare_path(f"lanes/{self.replica}"), self.token)
-        if await agreement.write(key, None, commit.revision, guards=[guard]):
-            self._log.warning("commit_void", rank=rank.key, reason="it took its memory back before it heard of it")
 
     def taken_back(self, rank: LocalRank, what: str = "took its memory back") -> None:
         """A receive was given up: whatever was said of that memory under this token is void."""
@@ -319,6 +260,11 @@ class LaneDriver:
             rank.say("commit", ticket=ticket)
         else:
             rank.session.event("ticket", ticket=ticket)
+
+    def succeeded(self) -> None:
+        """A commit of ours is in the records."""
+        self._voice.committed()
+        self.context.metrics.refit("ok")
 
     def pass_point(self, name: str, publication: PubId) -> None:
         """A failpoint of the protocol, passed once for each attempt."""

@@ -87,7 +87,7 @@ def test_the_other_ranks_hear_of_a_commit_as_soon_as_it_is_written(monkeypatch: 
             say=lambda name, **_fields: happened.append(name),
         )
         monkeypatch.setattr(driver, "my_members", lambda: [mate])
-        await driver._report_commit(lane, PUBLISHED)
+        await driver._committer.report(lane, PUBLISHED)
         await driver.close()
 
     asyncio.run(scenario())
@@ -185,7 +185,7 @@ def test_a_ticket_is_for_the_process_that_verified(life: str, monkeypatch: pytes
         driver = LaneDriver(context, "r0")
         driver.lane = Lane("r0", (slot,), (), (), (), "")
         monkeypatch.setattr(driver, "tell", lambda _rank, kind, about: told.append(f"{kind} {tuple(about)}"))
-        await driver._commit(PUBLISHED)
+        await driver._committer.commit(PUBLISHED)
         await driver.close()
 
     asyncio.run(scenario())

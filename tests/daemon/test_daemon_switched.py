@@ -139,7 +139,7 @@ def test_only_the_commit_that_was_lost_is_void(of: PubId, phase: str, outcome: s
     async def scenario() -> Any:
         driver = LaneDriver(MagicMock(node="a", agreement=agreement), "r0")
         driver.lane, driver.token, driver._preparer.prepared = Lane("r0", (), (), (), (), ""), 5, FIRST
-        await driver._void_commit(rank, FIRST)
+        await driver._committer.void(rank, FIRST)
         await driver.close()
         return driver._voice.failure
 
