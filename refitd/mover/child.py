@@ -120,6 +120,9 @@ class Mover:
 
     def _unmount(self, message: Message, _fds: list[int]) -> None:
         self._let_go(message["memory"])
+        if message["memory"] == self.key:
+            for lane in self._lanes.values():
+                lane.let_go()
         self._send({"kind": "unmounted", "memory": message["memory"]})
 
     def _let_go(self, key: str) -> None:

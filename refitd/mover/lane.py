@@ -109,6 +109,14 @@ class Lane:
                 self._ready[attempt, src] = word
             self._board.cond.notify_all()
 
+    def let_go(self) -> None:
+        """This rank's memory is mounted no more: on return nobody writes there. A round that was to has failed then."""
+        round_ = self._board.round
+        if round_ is None or round_.stopped or len(round_.verified) == len(round_.incoming):
+            return
+        round_.halt()
+        self._send("failed", edge=None, reason=f"memory of {self.facts.rank} was let go of", **state_of(round_))
+
     def stand_by(self) -> bool:
         """A run is to come within moments; False where nothing can be done for it. Raises DeviceError."""
         return not self._board.broken and self._peer.stand_by()

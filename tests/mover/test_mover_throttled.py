@@ -66,6 +66,38 @@ def test_a_slow_transfer_is_no_dead_peer(rig: Any, page: Limit) -> None:
     assert_rate(received(built(rig, page, 1), progress_timeout=0.5), 1_000_000)
 
 
+def test_memory_that_was_let_go_of_is_not_written_any_more(rig: Any, page: Limit) -> None:
+    """A bucket is on its way straight into it. Its owner may load weights of its own there as soon as it is told."""
+    page.set(1_000_000)
+    cut = built(rig, page, 1)
+    engine, arrays = cut.parties[ENGINES[0]], cut.lent[ENGINES[0]].arrays
+    cut.run()
+    deadline = time.monotonic() + 20.0
+    while not any(array.any() for array in arrays.values()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    del engine.memories[ENGINES[0]]
+    engine.lane.let_go()
+    assert engine.wait_for_failure()["reason"] == f"memory of {ENGINES[0]} was let go of"
+    for array in arrays.values():
+        array[...] = 7
+    page.set(None)
+    time.sleep(1.0)
+    assert all((array == 7).all() for array in arrays.values())
+
+
+def test_letting_go_of_memory_that_nothing_is_written_to_ends_nothing(rig: Any, page: Limit) -> None:
+    """Before the first round, and after one that is done."""
+    cut = built(rig, page, 1)
+    lanes = [party.lane for party in cut.parties.values()]
+    for attempt in (1, 2):
+        for lane in lanes:
+            lane.let_go()
+        cut.run(attempt)
+        for party in cut.parties.values():
+            party.wait_for("done", timeout=60.0)
+
+
 def test_taking_the_limit_away_frees_a_transfer_at_once(rig: Any, page: Limit) -> None:
     """At 1 MB/s it would take three seconds, and it is free after half of one."""
     page.set(1_000_000)
