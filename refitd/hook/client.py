@@ -273,10 +273,15 @@ class Client:
         return answer
 
     def release(self, seconds: float) -> None:
-        """Have the movers let go of this rank's memory. Raises DaemonUnavailable; Refused after ``seconds``."""
+        """Have the movers let go of this rank's memory. Raises DaemonUnavailable; Refused after ``seconds``.
+
+        A daemon that may carry it out later, when the memory is in use again, is not asked anything more: it would
+        never hear of that memory, and the next connection registers anew.
+        """
         deadline = time.monotonic() + seconds
         self.advance(deadline)  # a daemon that came anew may have been told of the memory already
         if self.call("release", deadline=deadline) is None:
+            self.drop("it did not answer a release in time")
             raise Refused("release", f"an answer within {seconds:g} s", "nothing")
 
     def start(self, method: str, fds: Sequence[int] = (), **fields: Any) -> int:

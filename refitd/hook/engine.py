@@ -79,6 +79,8 @@ class Engine:
         )
 
     def _make_shadow(self, layout: Geometry, budget: int | None) -> HostShadow | DeviceShadow | None:
+        if self._mode in SHADOWS:
+            self.client.page.set_shadow_publication(0, 0)  # whatever the one before it holds
         if self._mode == DEVICE_SHADOW:
             return DeviceShadow(moved(layout, self._keep), budget)
         return HostShadow(layout.storages) if self._mode == HOST_SHADOW else None
@@ -246,6 +248,7 @@ class Engine:
         self._served.forget()
         self.client.end_loan()
         self.client.release(RELEASE_SECONDS)
+        self.client.end_loan()  # nor does anybody count what was read since, under the word that stood there meanwhile
         if self._shadow is not None:
             self._shadow.drop()
 

@@ -50,14 +50,14 @@ class Loan:
         Raises ReceiveFailed: the rank is then dirty, unless the daemon refused before anything was lent.
         """
         self._client.page.dirty = 1
-        self._fill_staging()
         try:
+            self._fill_staging()
             while True:
                 try:
                     return self._once()
                 except DaemonUnavailable as error:
                     self._recover(error)
-        except ReceiveFailed:
+        except BaseException:
             self._take_back()
             raise
         finally:
@@ -114,6 +114,7 @@ class Loan:
             raise ReceiveFailed(f"the daemon refused: {error}") from error
         self._lent = True  # without an answer it may be lent all the same
         if answer is None:
+            self._client.forget(number)
             raise ReceiveFailed("the daemon did not answer the loan in time")
         return answer
 

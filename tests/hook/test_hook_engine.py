@@ -483,11 +483,17 @@ def test_another_layout_ends_what_was_lent(daemon: FakeDaemon, engine: Engine) -
 
 
 def test_release(daemon: FakeDaemon, engine: Engine) -> None:
-    """release() ends the loan first and returns with the daemon's answer; without a daemon it says so."""
-    word = engine.client.page.loan_word
+    """release() ends the loan first and returns with the daemon's answer; without a daemon it says so. What stands on
+    the page between them is ended as well: another lane may have begun to read under it."""
+    word, seen = engine.client.page.loan_word, []
+
+    def answer(session, message, fds):
+        seen.append(session.page.loan_word)
+        return {}, []
+
+    daemon.replies["release"] = answer
     engine.release()
-    assert len(daemon.of("release")) == 1
-    assert engine.client.page.loan_word == word + 1
+    assert (seen, engine.client.page.loan_word) == ([word + 1], word + 2)
     daemon.stop()
     with pytest.raises(DaemonUnavailable):
         engine.release()

@@ -1,4 +1,4 @@
-"""One receive after another: what a daemon that was stopped says of the first is nothing to the second."""
+"""One loan after another: what a daemon that was stopped says, or does, of the first is nothing to the second."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import pytest
 import torch
 from fake_daemon import TICKET, FakeDaemon, Mover, Plain
 
-from refitd.errors import ProtocolError, ReceiveFailed
+from refitd.errors import DeviceError, ProtocolError, ReceiveFailed, Refused
 from refitd.hook.engine import Engine, connect_engine
+from refitd.hook.loan import Loan
 from refitd.hook.messages import Ticket, check
 
 KEY, RECEIVE = "engine/r0/0", Ticket.from_json(TICKET)
@@ -58,6 +59,43 @@ def test_what_is_said_of_this_one_counts_after_it_was_lent_again(
     daemon.replies["receive"] = again
     assert engine.receive(RECEIVE, {"w": torch.zeros(4)}, timeout=20) == RECEIVE
     assert daemon.seen("relent")["word"] == daemon.seen("receive")["word"] + 1
+
+
+def test_a_release_that_is_not_answered_ends_the_connection(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The daemon may carry it out later and forget memory that is in use by then; it is told of it anew."""
+    monkeypatch.setattr("refitd.hook.engine.RELEASE_SECONDS", 0.2)
+    with connect_engine("grpo", "r0", 0, 1, str(daemon.path)) as engine:
+        engine.register(Plain({"w": (4, "float32")}), mode="host_shadow")
+        daemon.freeze()
+        with pytest.raises(Refused) as caught:
+            engine.release()
+        daemon.thaw()
+        assert (caught.value.field, caught.value.expected) == ("release", "an answer within 0.2 s")
+        engine.pending(wait=5.0)
+        assert len(daemon.of("register")) == 2
+
+
+def test_a_loan_that_could_not_be_made_leaves_a_clean_rank_clean(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing was lent."""
+
+    def full(*_arguments: object) -> None:
+        raise DeviceError("copy", "out of memory")
+
+    monkeypatch.setattr(Loan, "_fill_staging", full)
+    with pytest.raises(DeviceError):
+        engine.receive(RECEIVE, {"w": torch.zeros(4)})
+    assert not engine.dirty
+
+
+def test_a_new_shadow_holds_nothing(engine: Engine) -> None:
+    """Whatever the page says of the one before."""
+    engine.client.page.set_shadow_publication(1, 7)
+    engine.register(Plain({"w": (4, "float32")}), mode="host_shadow")
+    assert engine.client.page.shadow_publication == (0, 0)
 
 
 @pytest.mark.parametrize("loan", [-1, "7", None, 1 << 64])
