@@ -32,9 +32,11 @@ class Committer:
         lead = driver.context.ranks.get(lane.lead.key) if lane and lane.lead.node == driver.context.node else None
         if lane is None or lead is None or not driver.is_about(lane.lead) or not all(map(self._alive, lane.members)):
             return
-        if lead.taken == publication or lead.served == publication:
+        if lead.served == publication or (lead.shadowed and lead.taken == publication):
             await self.report(lane, publication)
             return
+        if not all(rank.holds(publication) for rank in driver.my_members()):
+            return  # one took its memory back since: our word is about to be withdrawn
         driver.pass_point("commit", publication)
         driver.tell(lead, "apply" if lead.shadowed else "commit", publication)
 
@@ -66,8 +68,8 @@ class Committer:
             driver.withdraw_ticket()  # of a lead that had it already, and was to call its mates
         elif driver.stage_seconds > CALL_SECONDS:
             driver.tell(lead, "apply", publication)
-        for rank in driver.my_members():
-            if rank.receiving and rank.lent_for == publication:
+        for rank in driver.meant_members():
+            if rank.receiving and rank.holds(publication):
                 driver.tell(rank, "commit", publication)
             elif rank.lost(publication):
                 await self.void(rank, publication)

@@ -22,7 +22,7 @@ from refitd.daemon.leading import Leading
 from refitd.daemon.loans import Loans
 from refitd.daemon.membership import Membership
 from refitd.daemon.movers import Movers
-from refitd.daemon.rank import LocalRank
+from refitd.daemon.rank import NO_PUBLICATION, LocalRank
 from refitd.daemon.secret import Secret
 from refitd.epoch.records import PubId, Slot, SlotId
 from refitd.errors import LayoutError, StoreError, TransportError
@@ -190,9 +190,12 @@ class Job:
         self._layouts[rank.digest] = rank.layout
         old = self.ranks.get(rank.key)
         if old:
+            if old.shadowed and rank.shadowed and not (old.memory and rank.memory and old.memory.same_as(rank.memory)):
+                rank.spoil_shadow()  # whatever we said of the old one
             self.remove_rank(old.session)
         self.ranks[rank.key] = rank
         rank.came_with = rank.switched = rank.served
+        rank.had_taken = rank.taken if rank.shadowed else NO_PUBLICATION
         self.metrics.rank_came(rank.key)
         self.movers.want(rank.key)
         self.poke()

@@ -72,13 +72,15 @@ class Movers:
         mover.send({"kind": "unmount", "memory": key})
         gone = asyncio.create_task(mover.gone())
         answered = asyncio.create_task(answer.wait())
-        await asyncio.wait([gone, answered], timeout=UNMAP_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-        for task in (gone, answered):
-            task.cancel()
-        if not answer.is_set() and mover.alive:
-            self._kill(mover, f"it did not let go of {key} in time")
-            await mover.gone()
-        del self._unmaps[mover, key]
+        try:
+            await asyncio.wait([gone, answered], timeout=UNMAP_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            if not answer.is_set() and mover.alive:
+                self._kill(mover, f"it did not let go of {key} in time")
+                await mover.gone()
+        finally:  # a client may hang up meanwhile, and the next one must not take this answer for its own
+            gone.cancel()
+            answered.cancel()
+            self._unmaps.pop((mover, key), None)
 
     def check(self) -> None:
         """Kill movers that missed their ping deadline."""

@@ -104,6 +104,7 @@ class LocalRank:
     void: int = 0  # as the lead: receives of tickets given under this token, or before, are over
     step: int = 0
     came_with: PubId = NO_PUBLICATION  # what the client served when it registered
+    had_taken: PubId = NO_PUBLICATION  # the ticket to apply that it had taken then
     switched: PubId = NO_PUBLICATION  # what it told us that it has switched to, until it lends or lets go
     device: str | None = None  # UUID: where its weights will probably be
     host: ClientHost | None = None  # the client's thread, where it has one
@@ -157,12 +158,13 @@ class LocalRank:
         return PubId(taken.generation, taken.revision) if taken else NO_PUBLICATION
 
     def holds(self, publication: PubId) -> bool:
-        """Whether the rank has the whole publication in the memory that it lends, or lent last."""
-        if self.complete == publication:
-            return True
+        """Whether the rank has the whole publication in the memory that it lends, or lent last.
+
+        An in_place rank that serves it has it until it is dirty, which it is before we hear what for.
+        """
         if self.shadowed:
-            return self.page.shadow_publication == publication
-        return self.served == publication and self.receiving is None
+            return self.complete == publication or self.page.shadow_publication == publication
+        return self.complete == publication if self.receiving else self.served == publication
 
     def readable(self, publication: PubId) -> bool:
         """Whether others can be sent the publication from here: it is held, and its memory was not released since."""
@@ -173,10 +175,10 @@ class LocalRank:
 
         A rank that has switched may be dirty again before we hear why: it is about to lend for the next publication.
         """
-        if self.shadowed or max(self.served, self.switched) >= publication:
+        if max(self.served, self.switched) >= publication or self.holds(publication):
             return False
         asked = PubId(self.receiving.generation, self.receiving.revision) if self.receiving else NO_PUBLICATION
-        return self.lent_for != publication and asked <= publication
+        return self.shadowed or asked <= publication
 
     def fall_back(self, reason: str) -> bool:
         """A child cannot map this rank's memory: from here on the client's own thread moves it, if it has one."""
@@ -187,9 +189,9 @@ class LocalRank:
 
     @property
     def filling(self) -> bool:
-        """Whether a shadow on a device, which its owner may take back, is being filled."""
+        """Whether a shadow on a device, which its owner may take back, is being filled, or is still to be applied."""
         on_device = self.memory is not None and self.memory.device is not None
-        return self.shadowed and on_device and self.lent_for is not None and self.complete != self.lent_for
+        return self.shadowed and on_device and self.lent_for is not None and self.served < self.lent_for
 
     def spoil_shadow(self) -> None:
         """The shadow may change from here on: whoever reads it learns that from its loan word."""
@@ -210,7 +212,7 @@ class LocalRank:
         return RankInfo(
             self.key, session.side, session.group, session.rank, session.world,
             session.incarnation, self.digest, self.mode, self.life if self.mover else 0, self.memory is not None,
-            self.came_with, self.device is not None, self.page.claim,
+            self.came_with, self.device is not None, self.page.claim, self.had_taken,
         )  # fmt: skip
 
     def set_memory(self, memory: Memory) -> None:

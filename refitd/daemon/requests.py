@@ -209,8 +209,8 @@ class Requests:
         ticket = self._check_ticket(session, message["ticket"])
         rank.step = ticket.step
         if not rank.shadowed:
-            rank.receiving, rank.lent_for = None, None
-            rank.switched = PubId(ticket.generation, ticket.revision)
+            rank.receiving, rank.switched = None, PubId(ticket.generation, ticket.revision)
+            rank.fill(None)
         job.poke_lane(session.group)
         return NOTHING
 
@@ -233,12 +233,13 @@ class Requests:
         if lane and (rank.receiving or rank.filling):
             lane.taken_back(rank)
         if not rank.shadowed:
-            rank.receiving, rank.told, rank.switched = None, None, rank.served
+            rank.receiving, rank.told = None, None
             rank.fill(None)
-        await job.movers.unmap(rank)
-        rank.forget_memory()
+        rank.forget_memory()  # first: no other lane may have it mapped anew meanwhile
         if rank.shadowed and rank.memory is None:
             rank.spoil_shadow()
+            rank.fill(None)
+        await job.movers.unmap(rank)
         job.poke()
         return NOTHING
 

@@ -73,13 +73,15 @@ class Voice:
         each = [rank.served for rank in driver.my_members()]
         served, ahead = min(each, default=NO_PUBLICATION), max(each, default=NO_PUBLICATION)
         digest = built.plan.digest if built else ""
-        lead, void = self._lead()
+        (lead, void), whole = self._lead(), driver.shadows_hold()
         if self.failure:
             edge, reason, permanent = self.failure
             if time.monotonic() < self._after:
                 return None
             reason = reason[:_REASON]
-            return Ack(driver.token, digest, "failed", 0, 0, {}, served, edge, reason, permanent, lead, ahead, void)
+            return Ack(
+                driver.token, digest, "failed", 0, 0, {}, served, edge, reason, permanent, lead, ahead, void, whole
+            )
         if not built or not built.ready:
             return None
         phase, publication = self._progress()
@@ -87,14 +89,18 @@ class Voice:
         shown = (
             {key: driver.context.keep_blob(held[key].to_bytes()) for key in sorted(held)} if phase != "built" else {}
         )
-        return Ack(driver.token, digest, phase, *publication, shown, served, lead=lead, ahead=ahead, void=void)
+        return Ack(
+            driver.token, digest, phase, *publication, shown, served, lead=lead, ahead=ahead, void=void, whole=whole
+        )
 
     def _lead(self) -> tuple[PubId, int]:
-        """What the lead serves or was sent away from, and up to which ticket receives are void, for nodes whose ranks
-        may still wait in one."""
+        """What the lead serves, may begin to serve (it took the ticket) or was sent away from, and up to which ticket
+        receives are void, for nodes whose ranks may still wait in one."""
         lane = self._driver.lane
         lead = self._driver.context.ranks.get(lane.lead.key) if lane and lane.members else None
-        return (max(lead.served, lead.left), lead.void) if lead else (NO_PUBLICATION, 0)
+        if lead is None:
+            return NO_PUBLICATION, 0
+        return max(lead.served, lead.left, lead.taken if lead.shadowed else NO_PUBLICATION), lead.void
 
     def _progress(self) -> tuple[str, PubId]:
         prepared, attempt = self._driver.prepared, self._driver.attempt

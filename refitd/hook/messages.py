@@ -147,11 +147,13 @@ REQUESTS: Mapping[str, Fields] = {
     "drain": {"cancel": FLAG},
     "limit": {"job": NAME, "rate": _or_null(RATE)},
 }  # fmt: skip
+_LOAN: Fields = {"loan": WORD}  # the word of the receive that it is about
 OPTIONAL: Mapping[str, Fields] = {
     "register": {"device": _or_null(TEXT), "path": _one_of("auto", "library"), "shadow": _or_null(LENT)},
     "publish": {"device": _or_null(DEVICE)},
     "receive": {"device": _or_null(DEVICE)},
-}
+    "relend": _LOAN, "commit": _LOAN, "failed": _LOAN,
+}  # fmt: skip
 ANSWERS: Mapping[str, Fields] = {
     **{method: {} for method in REQUESTS},
     "hello": {"proto": COUNT, "server": TEXT, "node": TEXT},
@@ -172,7 +174,6 @@ EVENTS: Mapping[str, Fields] = {
     "commit": {"ticket": TICKET},
     "failed": {"reason": TEXT},
 }
-LOAN_EVENTS: Fields = {"loan": WORD}  # optional in relend, commit, failed: the word of the receive that it is about
 ERROR = _record(code=TEXT, field=TEXT, expected=TEXT, got=TEXT, message=TEXT, retryable=FLAG)
 
 
@@ -191,12 +192,11 @@ def check(message: Message) -> Message:
     """
     if "event" in message:
         check_fields(message, _schema(EVENTS, "event", message["event"]))
-        check_fields(message, LOAN_EVENTS if "loan" in message else {})
+        _check_optional(message, message["event"])
     elif "method" in message:
         COUNT.check("id", message.get("id"))
         check_fields(message, _schema(REQUESTS, "method", message["method"]))
-        optional = OPTIONAL.get(message["method"], {})
-        check_fields(message, {name: kind for name, kind in optional.items() if name in message})
+        _check_optional(message, message["method"])
         if message["method"] == "hello":
             _check_hello(message)
     elif "error" in message:
@@ -204,6 +204,10 @@ def check(message: Message) -> Message:
     else:
         raise ProtocolError("message", "method, event or error", "none of them")
     return message
+
+
+def _check_optional(message: Message, name: str) -> None:
+    check_fields(message, {field: kind for field, kind in OPTIONAL.get(name, {}).items() if field in message})
 
 
 def check_answer(method: str, message: Message) -> Message:

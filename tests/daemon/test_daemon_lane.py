@@ -79,14 +79,14 @@ def test_the_other_ranks_hear_of_a_commit_as_soon_as_it_is_written(monkeypatch: 
         mate = SimpleNamespace(
             key="engine/r0/1",
             receiving=True,
-            lent_for=PUBLISHED,
+            holds=PUBLISHED.__eq__,
             told=None,
             told_at=0.0,
             step=0,
             since=None,
             say=lambda name, **_fields: happened.append(name),
         )
-        monkeypatch.setattr(driver, "my_members", lambda: [mate])
+        monkeypatch.setattr(driver, "meant_members", lambda: [mate])
         await driver._committer.report(lane, PUBLISHED)
         await driver.close()
 
@@ -176,7 +176,12 @@ def test_a_ticket_is_for_the_process_that_verified(life: str, monkeypatch: pytes
     """A node may come back before the lease of its records ends, and hear of a commit stage of its former processes."""
     slot, told = Slot("engine/r0/0", "a", 1, "old", 1, "d"), list[str]()
     lead = SimpleNamespace(
-        session=SimpleNamespace(incarnation=life), digest="d", shadowed=True, taken=PubId(0, 0), served=PubId(0, 0)
+        session=SimpleNamespace(incarnation=life),
+        digest="d",
+        shadowed=True,
+        taken=PubId(0, 0),
+        served=PubId(0, 0),
+        holds=lambda _about: True,
     )
     view = SimpleNamespace(slots=lambda: {slot.key: slot})
     context = MagicMock(node="a", ranks={slot.key: lead}, agreement=SimpleNamespace(view=view))

@@ -44,11 +44,14 @@ def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 def _messages() -> Iterable[tuple[str, str, str, str]]:
     for name, fields in messages.REQUESTS.items():
-        optional = messages.OPTIONAL.get(name, {})
-        shown = [*_shown(fields), *(f"{field} (may be missing)" for field in _shown(optional))]
-        yield f"`{name}`", "request", "; ".join(shown), "; ".join(_shown(messages.ANSWERS[name]))
+        yield f"`{name}`", "request", _with_optional(name, fields), "; ".join(_shown(messages.ANSWERS[name]))
     for name, fields in messages.EVENTS.items():
-        yield f"`{name}`", "event", "; ".join(_shown(fields)), ""
+        yield f"`{name}`", "event", _with_optional(name, fields), ""
+
+
+def _with_optional(name: str, fields: Mapping[str, Kind]) -> str:
+    optional = _shown(messages.OPTIONAL.get(name, {}))
+    return "; ".join([*_shown(fields), *(f"{field} (may be missing)" for field in optional)])
 
 
 def _shown(fields: Mapping[str, Kind]) -> list[str]:

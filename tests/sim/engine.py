@@ -37,6 +37,7 @@ class Replica:
         self.ranks: dict[int, SimEngine] = {}
         self.retired = self.replaced = False
         self.waiting: set[SimEngine] = set()  # ranks that have not carried the present order out
+        self.ordered: dict[int, SimEngine] = {}  # who there was when it was given
         self.torn = False  # some rank could not: nobody answers until an order is carried out by all
         self.waits = random.Random(f"waits {world.seed} {name}").random() < 0.4
         self.leaves = random.Random(f"leaves {world.seed} {name}").random() < 0.5  # who is sent away tries not again
@@ -79,6 +80,7 @@ class Replica:
     def order(self, ticket: Ticket) -> None:
         """The lead has a ticket: every worker does the same at its next step boundary."""
         self.torn, self.waiting = False, {engine for engine in self.ranks.values() if not engine.process.dead}
+        self.ordered = dict(self.ranks)
         for engine in self.ranks.values():
             engine.process.call(self.world.rng.uniform(0.0005, 0.01), engine.orders.put_nowait, ticket)
 
@@ -263,6 +265,7 @@ class SimEngine(SimClient):
         held = self.page.shadow_publication
         if held != (ticket.generation, ticket.revision):
             self._drop(ticket)
+            self.world.oracle.refused(self, ticket, held)
             raise RefitdError(f"the shadow holds {held}")
         return self.page.shadow_loan_word
 
