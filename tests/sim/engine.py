@@ -38,6 +38,8 @@ class Replica:
         self.retired = self.replaced = False
         self.waiting: set[SimEngine] = set()  # ranks that have not carried the present order out
         self.ordered: dict[int, SimEngine] = {}  # who there was when it was given
+        self.applied: set[int] = set()  # ranks that had what they were to apply in their shadows
+        self.refused: set[int] = set()  # ranks that had not
         self.torn = False  # some rank could not: nobody answers until an order is carried out by all
         self.waits = random.Random(f"waits {world.seed} {name}").random() < 0.4
         self.leaves = random.Random(f"leaves {world.seed} {name}").random() < 0.5  # who is sent away tries not again
@@ -80,7 +82,7 @@ class Replica:
     def order(self, ticket: Ticket) -> None:
         """The lead has a ticket: every worker does the same at its next step boundary."""
         self.torn, self.waiting = False, {engine for engine in self.ranks.values() if not engine.process.dead}
-        self.ordered = dict(self.ranks)
+        self.ordered, self.applied, self.refused = dict(self.ranks), set(), set()
         for engine in self.ranks.values():
             engine.process.call(self.world.rng.uniform(0.0005, 0.01), engine.orders.put_nowait, ticket)
 
@@ -259,13 +261,16 @@ class SimEngine(SimClient):
         if self._seal(ticket) != seal:
             raise ReceiveFailed("the shadow changed while it was copied")
         self._switch(ticket)
+        self.of.applied.add(self.rank)
+        self.world.oracle.part(self, ticket)
         self.tell("applied", ticket=ticket.to_json())
 
     def _seal(self, ticket: Ticket) -> int:
         held = self.page.shadow_publication
         if held != (ticket.generation, ticket.revision):
             self._drop(ticket)
-            self.world.oracle.refused(self, ticket, held)
+            self.of.refused.add(self.rank)
+            self.world.oracle.part(self, ticket)
             raise RefitdError(f"the shadow holds {held}")
         return self.page.shadow_loan_word
 

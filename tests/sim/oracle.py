@@ -162,13 +162,15 @@ class Oracle:
             self.expect(len(found) == 1, "I1", f"replica {engine.of.name} answers from several publications: {found}")
         self.world.counts["answers"] += 1
 
-    def refused(self, engine: SimEngine, ticket: Ticket, held: tuple[int, int]) -> None:
-        """A shadow does not hold what the replica was told to apply, which others of it may have applied by now."""
-        same = engine.of.ordered == engine.of.ranks and not any(e.process.dead for e in engine.of.ranks.values())
-        same = same and not engine.of.replaced
+    def part(self, engine: SimEngine, ticket: Ticket) -> None:
+        """Of a replica that was told to apply a publication all ranks have it in their shadows, or none. Where one came
+        anew, or another run leads, that cannot be."""
+        replica = engine.of
+        same = replica.ordered == replica.ranks and not any(e.process.dead for e in replica.ranks.values())
         leads = self.view.generation is not None and self.view.generation.value.number == ticket.generation
-        self.world.counts["refused"] += 1
-        self.expect(not (same and leads), "frozen", f"{engine.key} is to apply {ticket}, and its shadow holds {held}")
+        if same and leads and not replica.replaced:
+            text = f"of {replica.name} ranks {replica.applied} apply {ticket}, and {replica.refused} cannot"
+            self.expect(not (replica.applied and replica.refused), "frozen", text)
 
     # What movers do.
 

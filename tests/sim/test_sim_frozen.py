@@ -66,5 +66,5 @@ def test_all_ranks_apply_what_some_may_have_applied(away: float, monkeypatch: py
 def test_a_leader_that_goes_on_to_the_newest_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The shadows would be filled with something else before all have applied what they held."""
     monkeypatch.setattr(refits, "_may_be_applied", lambda *_: False)
-    with pytest.raises(Violation, match=r"frozen: engine/r0/1 is to apply "):
+    with pytest.raises(Violation, match=r"frozen: of r0 ranks \{0\} apply .*, and \{1\} cannot"):
         story(monkeypatch, 5.0)
