@@ -50,9 +50,3 @@ def _send_with_owner(owner: LocalRank, mover: MoverHandle, message: dict[str, An
         mover.send(message, [*fds, pidfd, owner.page.fd])
     finally:
         os.close(pidfd)
-
-
-def unmount(reader: LocalRank, key: str) -> None:
-    """Have a mover let go of a rank's memory."""
-    if reader.mounted.pop(key, None) is not None and reader.mover is not None:
-        reader.mover.send({"kind": "unmount", "memory": key})
