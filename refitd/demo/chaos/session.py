@@ -35,6 +35,7 @@ Fact = dict[str, Any]  # what a failpoint says of itself
 
 CONVERGE_SECONDS = 60.0  # I7
 WARM_SECONDS = 60.0
+SKIPPED_SECONDS = 5.0  # until a publication that no trainer has heard of by then counts as skipped
 PHASE_SECONDS = 5.0  # a phase that nobody reaches is not waited for any longer
 
 
@@ -142,16 +143,20 @@ class Session:
 
     async def _quiet_end(self, undone: float) -> list[str]:
         """Nothing is published: whoever lives must reach what was committed last, as long as anybody holds it."""
-        world, told = self.world, max(self.book.told, default=Mark(0, 0))
-        left = CONVERGE_SECONDS - (time.monotonic() - undone)
-        if told != world.newest:  # the last offer was skipped: there is nothing to reach but what is there
-            left = min(left, 5.0)
-        reached = await world.reaches(lambda: max(self.book.told, default=Mark(0, 0)), left)
+        world, end = self.world, undone + CONVERGE_SECONDS
+
+        def told() -> Mark:
+            return max(self.book.told, default=Mark(0, 0))
+
+        reached = None
+        if told() != world.newest:  # unless that is still to come, the last offer was skipped: nothing is to be reached
+            reached = await world.reaches(told, SKIPPED_SECONDS)
+        if told() == world.newest:
+            reached = await world.reaches(told, end - time.monotonic())
         why = []
-        told = max(self.book.told, default=Mark(0, 0))
-        if reached is None and told == world.newest and world.holders(told):
+        if reached is None and told() == world.newest and world.holders(told()):
             why.append(
-                f"I7: in silence not all reached {tuple(told)}, which {world.holders(told)} hold: {world.describe()}"
+                f"I7: in silence not all reached {tuple(told())}, which {world.holders(told())} hold: {world.describe()}"
             )
         self.world.publishing.set()
         return why
