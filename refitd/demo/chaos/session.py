@@ -149,7 +149,7 @@ class Session:
             return max(self.book.told, default=Mark(0, 0))
 
         reached = None
-        if told() != world.newest:  # unless that is still to come, the last offer was skipped: nothing is to be reached
+        if told() != world.newest:  # to come still, or skipped: then there is nothing to reach but what is there
             reached = await world.reaches(told, SKIPPED_SECONDS)
         if told() == world.newest:
             reached = await world.reaches(told, end - time.monotonic())
