@@ -153,11 +153,10 @@ class Session:
             reached = await world.reaches(told, SKIPPED_SECONDS)
         if told() == world.newest:
             reached = await world.reaches(told, end - time.monotonic())
-        why = []
-        if reached is None and told() == world.newest and world.holders(told()):
-            why.append(
-                f"I7: in silence not all reached {tuple(told())}, which {world.holders(told())} hold: {world.describe()}"
-            )
+        why, mark = [], told()
+        if reached is None and mark == world.newest and world.holders(mark):
+            text = f"I7: in silence not all reached {tuple(mark)}, which {world.holders(mark)} hold"
+            why.append(f"{text}: {world.describe()}")
         self.world.publishing.set()
         return why
 
