@@ -181,7 +181,8 @@ def test_nothing_is_left_after_close(path_etcd: EtcdProcess) -> None:
     for _ in range(5):
         _use(path_etcd.url)
     _settle(threads, descriptors)
-    assert (threading.active_count(), _descriptors()) == (threads, descriptors)
+    assert threading.active_count() <= threads
+    assert _descriptors() <= descriptors  # fewer, where what an earlier test left to be collected goes meanwhile
 
 
 def test_a_spawned_store_ends_its_etcd_and_deletes_its_data() -> None:
