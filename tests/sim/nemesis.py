@@ -190,8 +190,11 @@ def new_run(self: Nemesis, lane: str) -> bool:
 
 
 def old_run(self: Nemesis, lane: str) -> bool:
-    """A rank of a run that is past comes back and offers: nobody may listen."""
-    past = [group for group in self.world.groups[:-1] if group.over]
+    """A rank of a run that is past comes back and offers: nobody may listen. Of one that nobody has ever met, nobody
+    can know that it is the older one."""
+    generation = self.world.oracle.view.generation
+    known = generation.value.past if generation else ()
+    past = [group for group in self.world.groups[:-1] if group.over and group.run in known]
     if not past:
         return new_run(self, lane)
     group: TrainerGroup = self.rng.choice(past)
