@@ -22,7 +22,7 @@ from refitd.daemon.leading import Leading
 from refitd.daemon.loans import Loans
 from refitd.daemon.membership import Membership
 from refitd.daemon.movers import Movers
-from refitd.daemon.rank import NO_PUBLICATION, LocalRank
+from refitd.daemon.rank import LocalRank
 from refitd.daemon.secret import Secret
 from refitd.epoch.records import PubId, Slot, SlotId
 from refitd.errors import LayoutError, StoreError, TransportError
@@ -195,7 +195,6 @@ class Job:
             self.remove_rank(old.session)
         self.ranks[rank.key] = rank
         rank.came_with = rank.switched = rank.served
-        rank.had_taken = rank.taken if rank.shadowed else NO_PUBLICATION
         self.metrics.rank_came(rank.key)
         self.movers.want(rank.key)
         self.poke()

@@ -18,7 +18,7 @@ from refitd.daemon.committer import Committer
 from refitd.daemon.context import Context
 from refitd.daemon.counting import cause_of, outcome_of
 from refitd.daemon.prepare import Preparer
-from refitd.daemon.rank import NO_PUBLICATION, LocalRank
+from refitd.daemon.rank import LocalRank
 from refitd.daemon.turn import build_lane, revoke_all
 from refitd.daemon.voice import Failure, Voice
 from refitd.daemon.wiring import NCCL
@@ -91,14 +91,6 @@ class LaneDriver:
     def meant_members(self) -> list[LocalRank]:
         """As `my_members`, without processes that came since the lane turned: it is not about them."""
         return [self.context.ranks[slot.key] for slot in self._mine() if self.is_about(slot)]
-
-    def shadows_hold(self) -> PubId:
-        """The publication that all member ranks of this node hold in their shadows; (0, 0) for none."""
-        mine, ranks = self._mine(), self.context.ranks
-        if not all(self.is_about(slot) and ranks[slot.key].shadowed for slot in mine):
-            return NO_PUBLICATION
-        found = {PubId(*ranks[slot.key].page.shadow_publication) for slot in mine}
-        return found.pop() if len(found) == 1 else NO_PUBLICATION
 
     async def _run(self) -> None:
         while True:

@@ -14,6 +14,7 @@ from refitd.stamps import stamp
 if TYPE_CHECKING:
     from refitd.daemon.lane import LaneDriver
 
+APPLY_SECONDS = 30.0  # so long a shadow keeps what was to be applied, where a newer one is to take its place
 CALL_SECONDS = 1.0  # so long a rank that is in a receive, or about to be, may take to lend
 
 
@@ -103,10 +104,49 @@ class Preparer:
     def _shadow_ready(self, rank: LocalRank, publication: PubId) -> bool:
         """The shadow is ours to fill; whoever still reads it learns from its loan word that it changes."""
         if rank.lent_for != publication:
-            rank.spoil_shadow()
+            if not self._spoil(rank, publication):
+                return False
             rank.fill(publication)
             self._driver.held.pop(rank.key, None)
         return rank.memory is not None
+
+    def _spoil(self, rank: LocalRank, publication: PubId) -> bool:
+        """Take a shadow's content away; whether that may be.
+
+        What it holds and its rank does not serve yet may be about to be applied by all. Its shadow goes first, as
+        the lead takes no ticket of what that does not hold; one that took its ticket before applies it, and so do the
+        others. The lead and we each write our own word of its page before we read the other's.
+        """
+        held = PubId(*rank.page.shadow_publication)
+        if held <= rank.served or not self._patient_for(APPLY_SECONDS):
+            rank.spoil_shadow()
+            return True
+        took = self._lead_took(rank, publication)
+        if took is None or took >= held:
+            return False
+        rank.spoil_shadow()
+        if self._is_lead(rank) and rank.taken >= held:
+            rank.page.set_shadow_publication(*held)
+            return False
+        return True
+
+    def _is_lead(self, rank: LocalRank) -> bool:
+        return self._driver.lane is not None and self._driver.lane.lead.key == rank.key
+
+    def _patient_for(self, seconds: float) -> bool:
+        return self._since is not None and time.monotonic() - self._since[1] < seconds
+
+    def _lead_took(self, rank: LocalRank, publication: PubId) -> PubId | None:
+        """The newest publication that the replica's lead serves, or whose ticket it has taken; None where it may still
+        take another, as its shadow was not taken from it yet."""
+        driver, lane = self._driver, self._driver.lane
+        lead = driver.context.ranks.get(lane.lead.key) if lane else None
+        if lead is not None:
+            return max(lead.served, lead.taken) if lead is rank or lead.lent_for == publication else None
+        ack = driver.context.agreement.view.ack(driver.replica, lane.lead.node) if lane else None
+        if ack is None or (ack.token, ack.id) != (driver.token, publication):
+            return None
+        return PubId(*ack.lead)
 
     def _lent(self, rank: LocalRank, publication: PubId) -> bool:
         if rank.receiving is None:

@@ -104,7 +104,6 @@ class LocalRank:
     void: int = 0  # as the lead: receives of tickets given under this token, or before, are over
     step: int = 0
     came_with: PubId = NO_PUBLICATION  # what the client served when it registered
-    had_taken: PubId = NO_PUBLICATION  # the ticket to apply that it had taken then
     switched: PubId = NO_PUBLICATION  # what it told us that it has switched to, until it lends or lets go
     device: str | None = None  # UUID: where its weights will probably be
     host: ClientHost | None = None  # the client's thread, where it has one
@@ -212,7 +211,7 @@ class LocalRank:
         return RankInfo(
             self.key, session.side, session.group, session.rank, session.world,
             session.incarnation, self.digest, self.mode, self.life if self.mover else 0, self.memory is not None,
-            self.came_with, self.device is not None, self.page.claim, self.had_taken,
+            self.came_with, self.device is not None, self.page.claim,
         )  # fmt: skip
 
     def set_memory(self, memory: Memory) -> None:

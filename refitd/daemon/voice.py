@@ -73,15 +73,13 @@ class Voice:
         each = [rank.served for rank in driver.my_members()]
         served, ahead = min(each, default=NO_PUBLICATION), max(each, default=NO_PUBLICATION)
         digest = built.plan.digest if built else ""
-        (lead, void), whole = self._lead(), driver.shadows_hold()
+        lead, void = self._lead()
         if self.failure:
             edge, reason, permanent = self.failure
             if time.monotonic() < self._after:
                 return None
             reason = reason[:_REASON]
-            return Ack(
-                driver.token, digest, "failed", 0, 0, {}, served, edge, reason, permanent, lead, ahead, void, whole
-            )
+            return Ack(driver.token, digest, "failed", 0, 0, {}, served, edge, reason, permanent, lead, ahead, void)
         if not built or not built.ready:
             return None
         phase, publication = self._progress()
@@ -89,9 +87,7 @@ class Voice:
         shown = (
             {key: driver.context.keep_blob(held[key].to_bytes()) for key in sorted(held)} if phase != "built" else {}
         )
-        return Ack(
-            driver.token, digest, phase, *publication, shown, served, lead=lead, ahead=ahead, void=void, whole=whole
-        )
+        return Ack(driver.token, digest, phase, *publication, shown, served, lead=lead, ahead=ahead, void=void)
 
     def _lead(self) -> tuple[PubId, int]:
         """What the lead serves, may begin to serve (it took the ticket) or was sent away from, and up to which ticket

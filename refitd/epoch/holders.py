@@ -245,9 +245,8 @@ def _side(view: View, slots: list[Slot], prefix: str) -> Side:
 def hold_already(view: View, lane: Lane, members: Iterable[Slot], target: PubId) -> bool:
     """Whether every member has the publication by its own account, so that it needs nobody's bytes.
 
-    It came with it (its client served it when it registered), or its node verified it in this lane, or found it whole
-    in its shadows, and has not changed since. A hint for the leader only: under the new token each of them must show it
-    again (I4).
+    It came with it (its client served it when it registered), or its node verified it in this lane and has not changed
+    since. A hint for the leader only: under the new token each of them must show it again (I4).
     """
     return all(_holds(view, lane, slot, target) for slot in members)
 
@@ -255,6 +254,5 @@ def hold_already(view: View, lane: Lane, members: Iterable[Slot], target: PubId)
 def _holds(view: View, lane: Lane, slot: Slot, target: PubId) -> bool:
     ack, owner = view.ack(lane.replica, slot.node), view.owner(slot.key)
     came = max(owner[0].created, owner[1].claim) if owner else 0  # an ack of a token before that is of another process
-    shown = ack is not None and ((ack.phase == "verified" and ack.id == target) or PubId(*ack.whole) == target)
-    there = bool(shown and ack and ack.token > came and slot in lane.members)
-    return there or view.came_with(slot.key) == target
+    verified = bool(ack and ack.phase == "verified" and ack.id == target and ack.token > came and slot in lane.members)
+    return verified or view.came_with(slot.key) == target

@@ -44,8 +44,7 @@ class RankInfo:
     which it has not from a client that only came back, until that receives or publishes again. ``served``: the
     publication that the client said it serves when it registered, (0, 0) for none. ``device``: its weights are to be
     on a GPU. ``claim``: a revision of the store when the process came; where two nodes have the rank, as when a process
-    hangs and another was started elsewhere, the later one counts. ``taken``: the publication whose ticket to apply the
-    client had taken when it registered.
+    hangs and another was started elsewhere, the later one counts.
     """
 
     key: str
@@ -61,7 +60,6 @@ class RankInfo:
     served: tuple[int, int] = (0, 0)
     device: bool = False
     claim: int = 0
-    taken: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,11 +344,11 @@ class Ack:
 
     ``held`` maps member keys to the digest of what they verified of the publication before this token. ``served`` is
     the oldest publication that any of the node's member ranks serves, (0, 0) for none; ``lead`` is what the replica's
-    lead serves, or a newer one whose receive it has left, where that is a rank of the node; ``ahead`` is the newest
+    lead serves, or a newer one whose receive it has left or whose ticket to apply it has taken, where that is a rank of
+    the node; ``ahead`` is the newest
     that any of the node's member ranks serves, which it does only outside of a receive. ``void``, where the lead is a
-    rank of the node: receives of tickets given under that token, or before, are over. ``whole``: the publication that
-    all its member ranks hold in their shadows, (0, 0) for none. A ``failed`` ack names the edge where one failed;
-    ``permanent`` says that trying the same again is useless.
+    rank of the node: receives of tickets given under that token, or before, are over. A ``failed`` ack names the edge
+    where one failed; ``permanent`` says that trying the same again is useless.
     """
 
     token: int
@@ -366,7 +364,6 @@ class Ack:
     lead: tuple[int, int] = (0, 0)
     ahead: tuple[int, int] = (0, 0)
     void: int = 0
-    whole: tuple[int, int] = (0, 0)
 
     @property
     def id(self) -> PubId:

@@ -94,36 +94,10 @@ def move_on(view: View, lane: Lane, facts: Facts, newest: PubId, covers: Covers)
     if committed(view, lane, refit):
         waits = not served(view, lane, refit) or awaited(view, lane.replica, facts)
         return "" if waits else "the last one is applied"
-    frozen = _may_be_applied(view, lane, refit)
-    if not frozen and not started(view, lane, refit):
+    if not started(view, lane, refit):
         stays = _waited_for(view, lane.replica) and lane.replica not in facts.slow
         return "" if stays else "a newer one came before the first byte"
-    lost = facts.store_settled and _lost(view, lane, refit, covers) and not (frozen and _may_be_held(view, lane, refit))
-    return LOST if lost else ""
-
-
-def _may_be_applied(view: View, lane: Lane, refit: PubId) -> bool:
-    """Whether ranks with shadows may have begun to serve the publication, though no commit says so: under an earlier
-    token the lead took the ticket to apply. What the others have in their shadows stays there until they serve it too.
-
-    Its node says that with its first word under the present token. Until then one that has said something before may
-    say so; of one that is new the lead's registration tells, and while there is none nothing can be done anyway.
-    """
-    if _in_place(view, lane.replica):
-        return False
-    (ack,) = view.lane_acks(lane.replica, (lane.lead.node,))
-    if ack:
-        return PubId(*ack.lead) >= refit
-    owner = view.owner(lane.lead.key)
-    spoke = view.ack(lane.replica, lane.lead.node) is not None
-    return spoke or owner is None or PubId(*owner[1].taken) >= refit
-
-
-def _may_be_held(view: View, lane: Lane, refit: PubId) -> bool:
-    """Whether all shadows of the lane may still hold the publication: no node has said otherwise under the present
-    token."""
-    acks = view.lane_acks(lane.replica, lane.member_nodes)
-    return all(ack is None or PubId(*ack.whole) == refit for ack in acks)
+    return LOST if facts.store_settled and _lost(view, lane, refit, covers) else ""
 
 
 def _lost(view: View, lane: Lane, refit: PubId, covers: Covers) -> bool:

@@ -124,8 +124,11 @@ class Engine:
         served already is for another rank of the replica, and stays an offer."""
         ticket = self._offered
         if ticket is not None and ticket.kind == "apply" and not self._serves(ticket):
-            self._taken, self._offered = ticket, None
+            self._offered = None
             self.client.page.take(_taken(ticket))
+            if self.client.page.shadow_publication != (ticket.generation, ticket.revision):
+                return None  # it is being filled with a newer one already
+            self._taken = ticket
             self.client.tell("committed", ticket=ticket.to_json())
         return ticket
 

@@ -206,38 +206,6 @@ def test_a_rank_that_applies_its_shadow_has_it(shadowed: Node) -> None:
     assert not shadowed.rank.lost(FIRST)
 
 
-@pytest.mark.parametrize("there", [True, False])
-def test_a_node_speaks_for_shadows_that_are_there(there: bool, shadowed: Node) -> None:
-    """A rank that is not registered at this moment holds nothing, and nobody's shadows hold nothing."""
-
-    async def scenario() -> list[PubId]:
-        driven = Driven(shadowed, AsyncMock())
-        if not there:
-            del driven.context.ranks[KEY]
-        driver = driven.driver()
-        found = [driver.shadows_hold()]
-        shadowed.rank.spoil_shadow()
-        found.append(driver.shadows_hold())
-        driver.lane = Lane("r0", (), (), (), (), "")
-        found.append(driver.shadows_hold())
-        await driver.close()
-        return found
-
-    assert asyncio.run(scenario()) == [FIRST if there else PubId(0, 0), PubId(0, 0), PubId(0, 0)]
-
-
-def test_ranks_in_place_have_no_shadows(node: Node) -> None:
-    """Whatever is on their pages."""
-
-    async def scenario() -> PubId:
-        driver = Driven(node, AsyncMock()).driver()
-        node.page.set_shadow_publication(*FIRST)
-        await driver.close()
-        return driver.shadows_hold()
-
-    assert asyncio.run(scenario()) == PubId(0, 0)
-
-
 # -- commits
 
 
@@ -362,9 +330,7 @@ def test_a_new_shadow_of_the_same_process_holds_nothing() -> None:
     page, first, second = ControlPage.create(), create_memory("one", 96), create_memory("two", 96)
     job = cast("Any", MagicMock(blobs={}, _layouts={}, ranks={}))
     page.set_shadow_publication(*FIRST)
-    page.take(Taken(*FIRST, 5))
     assert registered(first) == FIRST
-    assert made[0].had_taken == FIRST
     word = page.shadow_loan_word
     assert registered(os.dup(first)) == FIRST
     assert page.shadow_loan_word == word

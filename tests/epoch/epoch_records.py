@@ -31,9 +31,9 @@ def covers(_replica: str, digests: Iterable[str]) -> bool:
     return set("ab") <= set("".join(digests))
 
 
-def info(key: str, halves: str = "ab", world: int = 1, mover: int = 1, life: str = "1", mode: str = "") -> RankInfo:
+def info(key: str, halves: str = "ab", world: int = 1, mover: int = 1, life: str = "1") -> RankInfo:
     side, group, rank = key.split("/")
-    return RankInfo(key, side, group, int(rank), world, f"{key}#{life}", halves, mode or side, mover)
+    return RankInfo(key, side, group, int(rank), world, f"{key}#{life}", halves, side, mover)
 
 
 class Book:
@@ -88,13 +88,11 @@ class Book:
 
     def ack(
         self, replica: str, node: str, phase: str, target: PubId = NONE, served: PubId = NONE, token: int = 0,
-        digest: str = "d", edge: tuple[str, ...] = (), permanent: bool = False, lead: PubId = NONE,
-        whole: PubId = NONE,
+        digest: str = "d", edge: tuple[str, ...] = (), permanent: bool = False,
     ) -> None:  # fmt: skip
         token = token or self.view.lanes[replica].revision
         reason = "broke" if phase == "failed" else ""
-        record = Ack(token, digest, phase, *target, {}, served, edge, reason, permanent, lead, whole=whole)
-        self.put(f"acks/{replica}/{node}", record)
+        self.put(f"acks/{replica}/{node}", Ack(token, digest, phase, *target, {}, served, edge, reason, permanent))
 
     def commit(self, replica: str, target: PubId, step: int = 1) -> None:
         stored = self.view.lanes[replica]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
@@ -225,59 +224,6 @@ def test_a_newer_publication_replaces_one_that_has_not_begun() -> None:
     book.ack("r0", "e1", "built")
     second(book)
     assert reason_to_move_on(book) == "a newer one came before the first byte"
-
-
-def taken_before(mode: str) -> tuple[Book, PubId]:
-    """The lane has turned since the lead took the ticket, and nobody lends the publication any more."""
-    book, target = standard()
-    for node, key, half in (("e0", E0, "a"), ("e1", E1, "b")):
-        book.node(node, info(key, half, 2, mode=mode))
-    book.lane("r0", (E0, E1), ())
-    second(book)
-    return book, target
-
-
-BEFORE = "a newer one came before the first byte"
-
-
-@pytest.mark.parametrize(
-    ("mode", "lead", "reason"),
-    [("host_shadow", False, BEFORE), ("host_shadow", True, ""), ("in_place", True, BEFORE)],
-)
-def test_one_whose_ticket_was_taken_under_an_earlier_token_is_finished(mode: str, lead: bool, reason: str) -> None:
-    """Some ranks may have applied it; the others must find it in their shadows still. In place they are dirty."""
-    book, target = taken_before(mode)
-    for node in ("e0", "e1"):
-        book.ack("r0", node, "built", lead=target if lead else NONE, whole=target)
-    assert reason_to_move_on(book) == reason
-
-
-@pytest.mark.parametrize(
-    ("spoke", "taken", "reason"),
-    [(False, False, BEFORE), (True, False, ""), (False, True, ""), (False, None, "")],
-)
-def test_who_may_have_taken_a_ticket_before_its_node_has_said_so(spoke: bool, taken: bool | None, reason: str) -> None:
-    """A daemon that was there says it with its next word; to a new one the client told it. A joiner did neither. Of a
-    lead that is not there (None) nobody knows."""
-    book, target = taken_before("host_shadow")
-    if taken:
-        book.node("e0", dataclasses.replace(info(E0, "a", 2, mode="host_shadow"), taken=target))
-    if taken is None:
-        book.node("e0")
-    if spoke:
-        book.ack("r0", "e0", "verified", target, token=1)
-    assert reason_to_move_on(book) == reason
-
-
-def test_a_taken_ticket_is_given_up_when_a_shadow_is_found_empty() -> None:
-    """A rank that came anew cannot get it from anybody."""
-    book, target = taken_before("host_shadow")
-    book.ack("r0", "e0", "prepared", target, lead=target, whole=target)
-    assert reason_to_move_on(book) == ""
-    book.ack("r0", "e1", "failed", whole=target)
-    assert reason_to_move_on(book) == ""
-    book.ack("r0", "e1", "built")
-    assert reason_to_move_on(book) == "no holder of the older one is left"
 
 
 def test_one_that_has_begun_is_finished_while_a_holder_lives() -> None:

@@ -328,13 +328,13 @@ def test_shadow_commit_and_apply(daemon: FakeDaemon, shadowed: tuple[Engine, int
     engine, shadow = shadowed
     tensors = {"w": torch.zeros(4), "kv.scale": torch.full((1,), 9.0)}
     os.pwrite(shadow, torch.arange(4.0).numpy().tobytes(), 0)
+    daemon.page(KEY).set_shadow_publication(1, 7)
     daemon.say(KEY, "ticket", ticket=APPLY.to_json())
     assert daemon.page(KEY).taken is None
     assert engine.pending(wait=10) == APPLY
     assert daemon.page(KEY).taken == Taken(1, 7, 5)
     assert daemon.seen("committed")["ticket"] == APPLY.to_json()
     assert (engine.publication, tensors["w"].tolist()) == (None, [0, 0, 0, 0])
-    daemon.page(KEY).set_shadow_publication(1, 7)
     engine.apply(APPLY, tensors)
     assert (engine.publication, engine.step, engine.dirty) == ((1, 7), 3, False)
     assert (tensors["w"].tolist(), tensors["kv.scale"].tolist()) == ([0, 1, 2, 3], [9])
@@ -346,14 +346,15 @@ def test_shadow_commit_and_apply(daemon: FakeDaemon, shadowed: tuple[Engine, int
 def test_taken_ticket_is_frozen(daemon: FakeDaemon, shadowed: tuple[Engine, int]) -> None:
     """A newer ticket replaces one that was not taken; after pending() returned it, it stays until it is applied."""
     engine, _shadow = shadowed
+    daemon.page(KEY).set_shadow_publication(1, 8)
     daemon.say(KEY, "ticket", ticket=APPLY.to_json())
     daemon.say(KEY, "ticket", ticket=_newer(APPLY).to_json())
     taken = engine.pending(wait=10)
     assert taken == _newer(APPLY)
     daemon.say(KEY, "ticket", ticket=_newer(APPLY, 2).to_json())
     assert engine.pending() == taken
-    daemon.page(KEY).set_shadow_publication(1, 8)
     engine.apply(taken, {"w": torch.zeros(4)})
+    daemon.page(KEY).set_shadow_publication(1, 9)
     assert engine.pending(wait=10) == _newer(APPLY, 2)
     daemon.seen("committed", 2)
     assert [message["ticket"]["revision"] for message in daemon.of("committed")] == [8, 9]
@@ -368,6 +369,7 @@ def test_a_ticket_to_apply_what_is_served_is_not_taken(daemon: FakeDaemon, shado
     daemon.say(KEY, "ticket", ticket=again.to_json())
     assert engine.pending(wait=10) == again
     assert daemon.page(KEY).taken == Taken(1, 7, APPLY.token)
+    daemon.page(KEY).set_shadow_publication(1, 8)
     daemon.say(KEY, "ticket", ticket=_newer(APPLY).to_json())
     assert engine.pending(wait=10) == _newer(APPLY)
     assert daemon.page(KEY).taken == Taken(1, 8, APPLY.token)
@@ -376,6 +378,7 @@ def test_a_ticket_to_apply_what_is_served_is_not_taken(daemon: FakeDaemon, shado
 def test_apply_of_another_shadow(daemon: FakeDaemon, shadowed: tuple[Engine, int]) -> None:
     """A shadow that holds another publication is refused before a byte moves, and the ticket is given up."""
     engine, _shadow = shadowed
+    daemon.page(KEY).set_shadow_publication(1, 7)
     daemon.say(KEY, "ticket", ticket=APPLY.to_json())
     ticket = engine.pending(wait=10)
     assert ticket is not None

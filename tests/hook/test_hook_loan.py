@@ -13,6 +13,7 @@ from refitd.errors import DeviceError, ProtocolError, ReceiveFailed, Refused
 from refitd.hook.engine import Engine, connect_engine
 from refitd.hook.loan import Loan
 from refitd.hook.messages import Ticket, check
+from refitd.hook.page import Taken
 
 KEY, RECEIVE = "engine/r0/0", Ticket.from_json(TICKET)
 SAID = {"commit": {"ticket": TICKET}, "failed": {"reason": "superseded"}, "relend": {"reason": "the mover died"}}
@@ -89,6 +90,20 @@ def test_a_loan_that_could_not_be_made_leaves_a_clean_rank_clean(
     with pytest.raises(DeviceError):
         engine.receive(RECEIVE, {"w": torch.zeros(4)})
     assert not engine.dirty
+
+
+def test_a_ticket_of_what_the_shadow_does_not_hold_any_more_is_not_taken(daemon: FakeDaemon, engine: Engine) -> None:
+    """It is being filled with a newer publication: the others could not apply this one. Its daemon sees what was
+    written, whichever looked first."""
+    engine.register(Plain({"w": (4, "float32")}), mode="host_shadow")
+    page, ticket = engine.client.page, {**TICKET, "kind": "apply"}
+    daemon.say(KEY, "ticket", ticket=ticket)
+    assert engine.pending(wait=0.3) is None
+    assert page.taken == Taken(1, 7, 5)
+    page.set_shadow_publication(1, 7)
+    daemon.say(KEY, "ticket", ticket=ticket)
+    assert engine.pending(wait=10) == Ticket.from_json(ticket)
+    assert len(daemon.of("committed")) == 1
 
 
 def test_a_new_shadow_holds_nothing(engine: Engine) -> None:

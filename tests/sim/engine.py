@@ -202,9 +202,12 @@ class SimEngine(SimClient):
     def _pending(self) -> Ticket | None:
         offered = self._offered
         if self._taken is None and offered and offered.kind == "apply" and not self._serves(offered):
-            self._taken, self._offered = self._offered, None
-            self.page.take(_taken(self._taken))
-            self.tell("committed", ticket=self._taken.to_json())
+            self._offered = None
+            self.page.take(_taken(offered))
+            if self.page.shadow_publication != (offered.generation, offered.revision):
+                return None
+            self._taken = offered
+            self.tell("committed", ticket=offered.to_json())
         return self._taken or self._offered
 
     async def _hear(self) -> None:

@@ -43,12 +43,13 @@ class Net:
         return (source, target) not in self.cuts
 
     def delay(self, source: str, target: str) -> float:
-        """Seconds until a message arrives; a lost one is sent again."""
+        """Seconds until a message arrives; a lost one is sent again, at last every two seconds, or one that is lost ten
+        times in a row would come after minutes."""
         base = self._rng.uniform(0.0002, 0.003) if source != target else self._rng.uniform(0.00005, 0.0005)
         base += self.slow.get(source, 0.0) + self.slow.get(target, 0.0)
         again = _RETRANSMIT
         while source != target and self.loss and self._rng.random() < self.loss:
-            base, again = base + again, again * 2
+            base, again = base + again, min(2 * again, 2.0)
         return base
 
     async def carry(self, source: str, target: str) -> None:

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from refitd.epoch import refits
+from refitd.daemon.prepare import Preparer
+from refitd.daemon.rank import LocalRank
+from refitd.epoch.records import PubId
 from refitd.hook.messages import HOST_SHADOW, Ticket
 
 from .engine import SimEngine
@@ -63,8 +65,13 @@ def test_all_ranks_apply_what_some_may_have_applied(away: float, monkeypatch: py
     story(monkeypatch, away)
 
 
-def test_a_leader_that_goes_on_to_the_newest_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The shadows would be filled with something else before all have applied what they held."""
-    monkeypatch.setattr(refits, "_may_be_applied", lambda *_: False)
+def test_a_shadow_that_is_emptied_at_once_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is filled with something else before all have applied what they held."""
+
+    def at_once(_preparer: Preparer, rank: LocalRank, _publication: PubId) -> bool:
+        rank.spoil_shadow()
+        return True
+
+    monkeypatch.setattr(Preparer, "_spoil", at_once)
     with pytest.raises(Violation, match=r"frozen: of r0 ranks \{0\} apply .*, and \{1\} cannot"):
         story(monkeypatch, 5.0)
