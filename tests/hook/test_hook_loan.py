@@ -103,6 +103,7 @@ def test_a_ticket_of_what_the_shadow_does_not_hold_any_more_is_not_taken(daemon:
     page.set_shadow_publication(1, 7)
     daemon.say(KEY, "ticket", ticket=ticket)
     assert engine.pending(wait=10) == Ticket.from_json(ticket)
+    daemon.seen("committed")
     assert len(daemon.of("committed")) == 1
 
 
