@@ -12,7 +12,8 @@ from refitd.daemon.paths import Paths
 from refitd.demo.chaos.witness import Listener
 from refitd.epoch.codec import encode
 from refitd.epoch.records import Ack, Commit, Generation, Lane, Member, PubId, RankInfo, Slot
-from refitd.store import DeleteOp, Item, MemoryStore, Op, PutOp, Resync
+from refitd.errors import StoreTimeout
+from refitd.store import DeleteOp, Item, Keys, MemoryStore, Op, PutOp, Resync
 from refitd.testing import wait_until
 
 E0, E1 = "engine/r0/0", "engine/r0/1"
@@ -185,3 +186,33 @@ def test_a_witness_that_hears_nothing_says_so(monkeypatch: pytest.MonkeyPatch) -
         now = store.txn([], [PutOp(Paths("job").path("generation"), encode(Generation(1, "run", ())))]).revision
         listener.catch_up()
         assert listener.broken == [f"the witness saw nothing after {now - 1} for 0.1 s, of {now}"]
+
+
+def test_a_store_that_does_not_answer_at_once_is_asked_again(records: Records, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wave may end as an outage does."""
+    listed, asked = records.store.list, list[object]()
+
+    def later(span: Keys) -> tuple[list[Item], int]:
+        asked.append(span)
+        if len(asked) < 3:
+            raise StoreTimeout("no answer")
+        return listed(span)
+
+    monkeypatch.setattr(records.store, "list", later)
+    records.ack("a", FIRST)
+    assert records.found() == []
+    assert len(asked) == 3
+    assert records.listener.news()["acks"] == 1
+
+
+def test_a_store_that_never_answers_is_said(records: Records, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the time that a witness may be late."""
+    monkeypatch.setattr("refitd.demo.chaos.witness.LATE_SECONDS", 0.1)
+
+    def never(_span: Keys) -> tuple[list[Item], int]:
+        raise StoreTimeout("no answer")
+
+    records.listener.catch_up()
+    seen = records.store.list("/refitd/job/")[1]
+    monkeypatch.setattr(records.store, "list", never)
+    assert records.found() == [f"the witness saw nothing after {seen} for 0.1 s, of None"]

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from refitd.daemon.paths import Paths
 from refitd.epoch.records import Commit, Lane, PubId
 from refitd.epoch.view import Stored, View
+from refitd.errors import StoreError
 from refitd.store import Deleted, Event, Item, Put, Resync, Store, Watch
 
 LATE_SECONDS = 10.0
@@ -137,14 +138,22 @@ class Listener:
             self.broken.append(f"the witness saw no more: {error!r}")
 
     def catch_up(self) -> None:
-        """Wait until all that the store holds by now was seen, or nothing more will be. Raises StoreError."""
-        items, _revision = self._store.list(self._span)
-        newest, deadline = max((item.mod_revision for item in items), default=0), time.monotonic() + LATE_SECONDS
-        while self._seen < newest and self._thread.is_alive():
+        """Wait until all that the store holds by now was seen, or nothing more will be."""
+        deadline, newest = time.monotonic() + LATE_SECONDS, None
+        while self._thread.is_alive() and (newest is None or self._seen < newest):
             if time.monotonic() > deadline:
                 self.broken.append(f"the witness saw nothing after {self._seen} for {LATE_SECONDS:g} s, of {newest}")
                 return
+            newest = self._newest() if newest is None else newest
             time.sleep(0.01)
+
+    def _newest(self) -> int | None:
+        """The last change of what is in the store; None while it does not answer, as after an outage."""
+        try:
+            items, _revision = self._store.list(self._span)
+        except StoreError:
+            return None
+        return max((item.mod_revision for item in items), default=0)
 
     def news(self) -> dict[str, int]:
         """How many records of each kind were seen since it was asked last."""
