@@ -63,7 +63,7 @@ class Committer:
     async def committed(self, publication: PubId) -> None:
         """Have every rank of ours learn of the commit; where one cannot any more, take it back."""
         driver = self._driver
-        lead = driver.calls.lead_of_unapplied(publication)
+        lead = driver.calls.lead_of_unapplied(publication) or self._lead_without_ticket(publication)
         if lead is None:
             driver.withdraw_ticket()  # of a lead that had it already, and was to call its mates
         elif driver.stage_seconds > CALL_SECONDS:
@@ -73,6 +73,16 @@ class Committer:
                 driver.tell(rank, "commit", publication)
             elif rank.lost(publication):
                 await self.void(rank, publication)
+
+    def _lead_without_ticket(self, publication: PubId) -> LocalRank | None:
+        """A lead of ours that does not serve what its shadow holds: it may have dropped a ticket that it had taken, as
+        its shadow was empty for a while. One that is only slow has it already, and does nothing about another."""
+        lane = self._driver.lane
+        for rank in self._driver.meant_members():
+            mine = lane is not None and lane.lead.key == rank.key and rank.shadowed
+            if mine and rank.served < publication and rank.holds(publication):
+                return rank
+        return None
 
     async def void(self, rank: LocalRank, publication: PubId) -> None:
         """A rank took its memory back before it heard of the commit: the replica has not got it, and must get it again.

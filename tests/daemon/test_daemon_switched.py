@@ -297,6 +297,24 @@ def test_only_the_commit_that_was_lost_is_void(of: PubId, phase: str, outcome: s
     assert [call.args for call in written.await_args_list] == ([("commits/r0", None, 40)] if outcome == "void" else [])
 
 
+def test_a_lead_that_dropped_its_ticket_is_given_it_again(shadowed: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its shadow was released and filled again meanwhile; the page says that it took the ticket, and it has none."""
+    shadowed.page.take(Taken(*FIRST, 5))
+    monkeypatch.setattr(LaneDriver, "stage_seconds", 2.0)
+
+    async def scenario() -> None:
+        driver = Driven(shadowed, AsyncMock()).driver()
+        monkeypatch.setattr(driver.calls, "lead_of_unapplied", lambda _publication: None)
+        for _ in range(3):
+            await driver._committer.committed(FIRST)
+        shadowed.page.generation, shadowed.page.revision = FIRST
+        await driver._committer.committed(FIRST)
+        await driver.close()
+
+    asyncio.run(scenario())
+    assert [(name, fields["ticket"]["kind"]) for name, fields in shadowed.said] == [("ticket", "apply")]
+
+
 def test_a_commit_is_not_void_for_a_process_that_came_since(node: Node) -> None:
     """The lane will turn; the commit was of the one before, which had it."""
     written = AsyncMock(return_value=True)
