@@ -1,6 +1,9 @@
 """The model of these examples, and what shows that weights arrived: their sum, as the engine's bfloat16."""
 
+import os
+import sys
 from collections.abc import Iterable
+from typing import NoReturn
 
 import torch
 
@@ -23,3 +26,9 @@ def loss(network: torch.nn.Module) -> torch.Tensor:
 def checksum(weights: Iterable[torch.Tensor]) -> float:
     """Sum over all weights, cast to bfloat16: exact in double precision, so equal on both sides or not at all."""
     return sum(weight.detach().bfloat16().double().sum().item() for weight in weights)
+
+
+def leave() -> NoReturn:
+    """End a rank that used gloo. A thread of gloo that still frees a tensor while Python ends aborts it (torch 2.13)."""
+    sys.stdout.flush()
+    os._exit(0)

@@ -45,3 +45,4 @@ for step in range(1, int(sys.argv[1]) + 1 if len(sys.argv) > 1 else 6):
         print(f"step {step} is with {replicas}, checksum {total!r}", flush=True)
 trainer.close()
 dist.destroy_process_group()
+toy.leave()  # not with nccl

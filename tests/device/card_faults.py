@@ -3,6 +3,7 @@
 Prints one JSON.
 ``kill``, ``stop``: SIGKILL, SIGSTOP for the mover of VICTIM (a rank key; else the last engine), half of the movers'
 usual time after it has begun; ``missed`` says that it was done by then.
+On the fake GPU, where no time says anything of the next: when its first bucket is done and others are not.
 ``per-card``: so many of the layout's cards are one.
 ``leave``: the last replica leaves, is done without, and joins again. Everything is on the fake GPU where
 ``REFITD_FAKE_GPU`` says so. Times are seconds; ``events``: what the daemons logged, milliseconds after the fault.
@@ -29,17 +30,22 @@ from refitd.bench.cards import card, contest, layouts, measure
 from refitd.bench.party import Process, ask_all
 from refitd.testing import wait_until
 
-BEGUN = ("skip-trailer", "transfer")  # a round that brings something in is opened; the first bucket of one that sends
+# A round that brings something in is opened; the first bucket is done.
+BEGUN = ("transfer",) if faults.FAKE else ("skip-trailer", "transfer")
 TOLD = ("edge", "reason", "rank", "stage", "replica", "lane", "transport", "why", "token")
 
 
 def hit_victim(victim, said):
-    """As the file ``armed`` says, where it is there: some time after a round of the victim has begun."""
+    """As the file ``armed`` says, where it is there: at once or some time after a round of the victim has begun."""
     armed = faults.folder / "armed"
     if said.get("name") in BEGUN and said.get("key") == victim and armed.exists():
         name, delay = armed.read_text().split()
         armed.unlink()
-        threading.Timer(float(delay), hit, (said["pid"], signal.Signals[name])).start()
+        if faults.FAKE:
+            hit(said["pid"], signal.Signals[name])
+            wait_until(lambda: faults.at_rest(said["pid"]), "the victim's threads to stop", faults.STOP_SECONDS)
+        else:
+            threading.Timer(float(delay), hit, (said["pid"], signal.Signals[name])).start()
 
 
 def hit(pid, number):
