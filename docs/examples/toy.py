@@ -29,6 +29,6 @@ def checksum(weights: Iterable[torch.Tensor]) -> float:
 
 
 def leave() -> NoReturn:
-    """End a rank that used gloo. A thread of gloo that still frees a tensor while Python ends aborts it (torch 2.13)."""
+    """End a rank that used gloo: its threads may still free tensors, which aborts a Python that ends (torch 2.13)."""
     sys.stdout.flush()
     os._exit(0)
