@@ -194,6 +194,7 @@ class Refits:
         self._trainer = self._stack.enter_context(connect_trainer("grpo", "run0", 0, 1, daemon.socket))
         self._engine = self._stack.enter_context(connect_engine("grpo", "r0", 0, 1, daemon.socket))
         self._trainer.plan_seconds = SECONDS
+        self._trainer.client._stale_seconds = 10.0  # of the daemon's heartbeat, on a busy machine
         self._trainer.register(layout)
         self._engine.register(layout)
         self._weights = {name: np.zeros((2, 4), np.float32) for name in spec}

@@ -49,8 +49,9 @@ def hit_victim(victim, said):
 
 
 def hit(pid, number):
+    at = time.monotonic()
     os.kill(pid, number)
-    (faults.folder / "hitting").write_text(str(time.monotonic()))
+    (faults.folder / "hitting").write_text(str(at))
     (faults.folder / "hitting").rename(faults.folder / "hit")
 
 

@@ -1,5 +1,6 @@
 """A mover's rounds on memory of a device, by a fake one: what counts, what does not, and when it lets go."""
 
+import gc
 import os
 import queue
 import subprocess
@@ -220,13 +221,14 @@ def test_nothing_is_kept_for_memory_that_is_mapped_no_more(rig):
     one.build()
     one.run()
     one.wait("done")
+    gc.collect()
     descriptors, kept = len(os.listdir("/proc/self/fd")), one.mover._memories[OWNERS[0]]
     for attempt in range(2, 5):
         one.ranks[0].mount(one.mover)
         one.run(attempt=attempt)
         one.wait("done")
     assert len(one.mover._lanes["r0"]._peer._worker._puller._kept) == 1
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert len(os.listdir("/proc/self/fd")) <= descriptors
     assert (kept.closed, kept.word) == (True, one.ranks[0].page.loan_word)
 
 

@@ -27,8 +27,7 @@ def test_the_benchmark_refits_on_a_device_phase_by_phase(tmp_path):
     found = {row["name"]: row for row in json.loads(done.stdout.splitlines()[-1])["rows"]}
     for label in ("cuda_1GiB", "cuda_1GiB_reread"):
         shares = [found[f"{label}_{phase}_share"]["value"] for phase in ("publish", "prepare", "transfer", "commit")]
-        assert min(shares) > 0
-        assert 80 < sum(shares) < 120  # medians, of which each is of another round
+        assert 0 < min(shares) <= max(shares) < 100
         assert 0 < found[f"{label}_movers"]["value"] < found[f"{label}_publish_to_commit"]["value"]
     assert found["cuda_1GiB_movers_throughput"]["baseline"] == 486.0
     assert (tmp_path / "touched").read_text()  # movers were told to stand by

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from e2e_refit import PATIENT
 
 from refitd.store import spawn_etcd
 from refitd.testing import LocalDaemon
-
-# A busy machine starts movers slowly; what is tested here is never how soon an offer is given up.
-PATIENT = {"timeouts.offer": 60.0}
 
 
 @pytest.fixture(scope="module")

@@ -20,6 +20,8 @@ Array = np.ndarray[Any, Any]
 Spec = Mapping[str, tuple[Sequence[int], str]]
 WHOLE: Spec = {"w": ((4, 6), "float32")}
 SECONDS = 60.0
+# A busy machine starts movers slowly; what is tested here is never how soon an offer is given up.
+PATIENT: Mapping[str, object] = {"timeouts.offer": 60.0}
 _jobs = itertools.count()
 
 
@@ -30,15 +32,22 @@ def new_job() -> str:
 
 @contextlib.contextmanager
 def pair(
-    daemon: LocalDaemon, source: Layout, destination: Layout, job: str = "", path: str = "auto"
+    daemon: LocalDaemon,
+    source: Layout,
+    destination: Layout,
+    job: str = "",
+    path: str = "auto",
+    *,
+    stale_seconds: float = 10.0,
 ) -> Iterator[tuple[Trainer, Engine]]:
-    """A trainer and an engine (replica r0), both registered."""
+    """A trainer and an engine (replica r0), both registered. On a busy machine a daemon's heartbeat may be late."""
     job = job or new_job()
     with (
         connect_trainer(job, "run0", 0, 1, daemon.socket, path) as trainer,
         connect_engine(job, "r0", 0, 1, daemon.socket, path) as engine,
     ):
         trainer.plan_seconds = SECONDS
+        trainer.client._stale_seconds = engine.client._stale_seconds = stale_seconds
         trainer.register(source)
         engine.register(destination)
         yield trainer, engine

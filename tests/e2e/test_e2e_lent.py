@@ -8,7 +8,7 @@ from contextlib import ExitStack
 
 import pytest
 import torch
-from e2e_refit import receive_all
+from e2e_refit import PATIENT, receive_all
 
 import refitd
 from refitd.hook.engine import Engine
@@ -17,7 +17,7 @@ from refitd.testing import LocalDaemon, split_layout, wait_until
 
 COUNT, SECONDS = 4096, 60.0
 LAYOUT = split_layout({"w": ((64, 64), "float32")}, 0, 1)
-JOB: dict[str, object] = {"job.ttl": 60}
+JOB = {**PATIENT, "job.ttl": 60}
 
 
 def joins(stack: ExitStack, daemon: LocalDaemon, replica: str, rank: int = 0, world: int = 1) -> Engine:

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 import torch
-from e2e_refit import receive_all
+from e2e_refit import PATIENT, receive_all
 
 import refitd
 from refitd.errors import ReceiveFailed
@@ -66,7 +66,7 @@ def lanes(daemon: LocalDaemon) -> dict[str, int]:
 def test_a_mate_that_comes_anew_is_called_by_its_lead_in_silence() -> None:
     """The lead holds the publication and would not be asked for anything; the other replica has it, the trainer not."""
     with ExitStack() as stack:
-        daemon = stack.enter_context(LocalDaemon())
+        daemon = stack.enter_context(LocalDaemon(config=PATIENT))
         trainer = trains(stack, daemon)
         pair = [stack.enter_context(connect(daemon, "r0", rank, 2)) for rank in range(2)]
         other = stack.enter_context(connect(daemon, "r1", 0, 1))
@@ -90,7 +90,7 @@ def test_who_is_in_a_receive_leaves_it_for_a_rank_that_comes_anew(late: int) -> 
     """The lead called its mate to that receive, and one of them is gone before it lends: the other would wait for a
     rank that nobody calls. It leaves, and the lead is given the ticket once more."""
     with ExitStack() as stack:
-        daemon = stack.enter_context(LocalDaemon())
+        daemon = stack.enter_context(LocalDaemon(config=PATIENT))
         trainer = trains(stack, daemon)
         pair = [stack.enter_context(connect(daemon, "r0", rank, 2)) for rank in range(2)]
         wait_until(lambda: lanes(daemon) == {"r0": 2}, "the lane is made", SECONDS)
@@ -113,7 +113,7 @@ def test_who_is_in_a_receive_leaves_it_for_a_rank_that_comes_anew(late: int) -> 
 def test_a_shadow_that_comes_anew_is_called_by_its_lead_in_silence() -> None:
     """The lead has switched to what that one's shadow holds; it gets a ticket to switch once more, with its mate."""
     with ExitStack() as stack:
-        daemon = stack.enter_context(LocalDaemon())
+        daemon = stack.enter_context(LocalDaemon(config=PATIENT))
         trainer = trains(stack, daemon)
         pair = [stack.enter_context(connect(daemon, "r0", rank, 2, "host_shadow")) for rank in range(2)]
         other = stack.enter_context(connect(daemon, "r1", 0, 1))

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
-from e2e_refit import WHOLE, receive_all, weights
+from e2e_refit import PATIENT, WHOLE, receive_all, weights
 
 import refitd
 from refitd.testing import LocalDaemon, split_layout, wait_until
@@ -39,7 +39,7 @@ def test_the_later_process_of_a_rank_takes_its_place_whichever_node_joined_first
     next daemon of its node too."""
     log = tmp_path / "log"
     with ExitStack() as stack:
-        a, b = (stack.enter_context(LocalDaemon(etcd, name=name)) for name in "ab")
+        a, b = (stack.enter_context(LocalDaemon(etcd, name=name, config=PATIENT)) for name in "ab")
         trainer = stack.enter_context(refitd.connect_trainer("job", "run", 0, 1, a.socket))
         trainer.register(LAYOUT)
         wait_until(lambda: ranks(a) == ["trainer/run/0"], "node a to join", SECONDS)

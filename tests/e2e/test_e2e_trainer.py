@@ -39,8 +39,7 @@ def step_seconds(trainer: Trainer, first: int) -> list[float]:
 def assert_cheap(seconds: list[float]) -> None:
     """After the first step at most 0.2 s each; the largest may be late on a busy machine."""
     assert statistics.median(seconds[1:]) < 0.2
-    assert statistics.quantiles(seconds[1:], n=20)[-1] < 0.3
-    assert max(seconds[1:]) < 0.5
+    assert max(seconds[1:]) < 2
     assert seconds[0] < 5
 
 
@@ -51,7 +50,10 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 @pytest.mark.parametrize("fault", ["pause", "kill"])
 def test_a_trainer_whose_daemon_is_lost_goes_on(fault: str, caplog: pytest.LogCaptureFixture) -> None:
     """Stopped or killed in the middle of a job: little is lost and it is said once."""
-    with LocalDaemon(config={"timeouts.offer": 60.0}) as daemon, pair(daemon, LAYOUT, LAYOUT) as (trainer, engine):
+    with (
+        LocalDaemon(config={"timeouts.offer": 60.0}) as daemon,
+        pair(daemon, LAYOUT, LAYOUT, stale_seconds=1.0) as (trainer, engine),
+    ):
         report, _memory = refit(trainer, engine, 1)
         assert report.committed == ["r0"]
         getattr(daemon, fault)()

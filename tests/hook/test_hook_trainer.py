@@ -283,4 +283,4 @@ def test_many_publishes_leave_nothing_behind(daemon: FakeDaemon, trainer: Traine
     for step in range(30):
         trainer.publish(step, {"w": torch.zeros(4)}).released()
     gc.collect()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before

@@ -134,7 +134,7 @@ def test_a_truncated_bucket_never_counts(engine, cut):
     sender = _join(engine)
     sender.sock.sendall(sender.bucket()[:cut])
     sender.sock.close()
-    failed = engine.wait_for_failure(0.3)
+    failed = engine.wait_for_failure()
     assert (failed["edge"], failed["reason"]) == (EDGE, "EOFError: connection closed by peer")
     _assert_nothing_counts(engine)
 
@@ -398,18 +398,18 @@ def test_a_stale_attempt_is_refused(rig):
 
 def test_revoke_joins_every_thread_and_wakes_blocked_ones(rig):
     """I5: revoke returns quickly while edges block, and no thread of the lane is left."""
-    before = threading.active_count()
+    others = set(threading.enumerate())
     cut = rig(column_cut(16, 8))
-    ports = threading.active_count()
+    ports = set(threading.enumerate()) - others
     cut.build()
     cut.built()
     cut.run(1, only=[ENGINE])  # the trainers never send
     started = time.monotonic()
     for party in cut.parties.values():
         party.lane.revoke()
-    assert time.monotonic() - started < 1.0
-    assert threading.active_count() == ports
-    assert ports - before == len(cut.parties)
+    assert time.monotonic() - started < 5.0
+    assert set(threading.enumerate()) <= others | ports
+    assert len(ports) == len(cut.parties)
 
 
 def test_a_party_that_was_never_built_closes(rig):

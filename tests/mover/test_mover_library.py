@@ -75,7 +75,6 @@ def hung(monkeypatch):
     close = child.Mover.close
     monkeypatch.setattr(child.Mover, "close", lambda mover: go.wait(20) and close(mover))
     monkeypatch.setattr(thread_handle, "CUT_SECONDS", 0.1)
-    monkeypatch.setattr(pool, "FORK_SECONDS", 0.2)
     yield go
     go.set()
 
@@ -99,7 +98,7 @@ async def test_a_thread_obeys_is_cut_off_and_is_followed_by_another():
 
 
 @in_a_loop
-async def test_a_thread_that_does_not_end_is_given_up_and_nobody_follows_it(hung):
+async def test_a_thread_that_does_not_end_is_given_up_and_nobody_follows_it(hung, monkeypatch):
     """Gone for the daemon, not for whoever holds its pipe; the host answers nobody until it has let go."""
     async with Rig() as rig:
         handle = await rig.spawn()
@@ -107,6 +106,7 @@ async def test_a_thread_that_does_not_end_is_given_up_and_nobody_follows_it(hung
         handle.kill()
         await asyncio.wait_for(handle.gone(), 5)
         assert (handle.stuck, ended(end), rig.exits) == (True, False, [handle])
+        monkeypatch.setattr(pool, "FORK_SECONDS", 0.2)
         with pytest.raises(TransportError, match="its thread did not start a mover"):
             await rig.pool.spawn(KEY, lambda *_: None, lambda _: None, rig.host)
         hung.set()

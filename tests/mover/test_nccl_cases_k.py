@@ -68,12 +68,12 @@ def stop(one: NcclRig, rank: str) -> None:
     one.faults[rank].hang.add("exchange")
 
 
-def begin(one: NcclRig) -> None:
+def begin(one: NcclRig, progress_timeout: float) -> None:
     one.build()
     one.built()
     for faults in one.faults.values():
         faults.hang.add("exchange")  # the first step stays on the wire until the victim is hit
-    one.run(progress_timeout=0.6)
+    one.run(progress_timeout=progress_timeout)
     deadline = time.monotonic() + 10
     while not one.driver(VICTIM)._held:
         assert time.monotonic() < deadline
@@ -87,7 +87,7 @@ def test_k1_a_dead_or_stopped_peer_is_named_within_the_limit_and_the_rest_go_on(
 ) -> None:
     """Each survivor that waits for rank 2 says so; the old communicator is freed, and three ranks make a new one."""
     one = rig(broadcast(), network)
-    begin(one)
+    begin(one, 5.0 if hit is kill else 2.0)
     hit(one, VICTIM)
     for rank in (SOURCE, *OTHERS):
         if rank != VICTIM:
@@ -141,7 +141,7 @@ def test_k1_a_death_with_several_steps_under_way_leaves_only_what_had_come(
 def test_k1_an_abort_that_never_returns_does_not_let_go_of_memory(rig: Callable[..., NcclRig]) -> None:
     """So that the daemon, which waits for the revoke's answer, replaces the process instead of waiting."""
     one = rig(broadcast())
-    begin(one)
+    begin(one, 5.0)
     one.faults[VICTIM].hang.add("abort")
     lane = one.parties[VICTIM].lane
     revoking = threading.Thread(target=lane.revoke, daemon=True)  # type: ignore[union-attr]

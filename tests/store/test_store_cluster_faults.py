@@ -49,12 +49,12 @@ def test_a_frozen_node_costs_less_than_one_request_and_is_left(cluster: EtcdClus
         cluster.freeze(frozen)
         start = time.monotonic()
         assert call() == answer
-        assert time.monotonic() - start < 2.2
+        assert time.monotonic() - start < 4
         assert store.endpoint != cluster.endpoints[frozen]
         last = insist(store, "/w/k", b"")
         created = created or last
         assert collector.wait_for_revision(last)[-1] == Put(Item("/w/k", b"", created, last, 0))
-        assert time.monotonic() - start < 3.5
+        assert time.monotonic() - start < 8
         cluster.thaw(frozen)
         cluster.wait_healthy()
     seen = [event.item.mod_revision for event in collector.events if isinstance(event, Put)]
@@ -69,7 +69,7 @@ def test_a_put_to_a_frozen_node_is_unknown_and_the_next_goes_elsewhere(cluster: 
     start = time.monotonic()
     with pytest.raises(StoreTimeout, match=rf"etcd {cluster.endpoints[frozen]}: Deadline Exceeded"):
         store.put("/k", b"lost")
-    assert time.monotonic() - start < 2.2
+    assert time.monotonic() - start < 4
     assert store.endpoint != cluster.endpoints[frozen]
     insist(store, "/k", b"next")
     item = store.get("/k")
@@ -157,7 +157,7 @@ def test_the_quorum_is_lost_and_regained(cluster: EtcdCluster, store: EtcdStore)
         start = time.monotonic()
         with pytest.raises((StoreTimeout, StoreUnavailable)):
             call()
-        assert time.monotonic() - start < 2.3
+        assert time.monotonic() - start < 4
     assert until(lambda: len(told) == 2)
     assert [hold for _, hold, _ in told] == [Hold.HELD, Hold.DOUBTFUL]
     assert 0 <= told[1][0] - keeper.deadline < 1

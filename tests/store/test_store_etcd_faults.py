@@ -143,11 +143,11 @@ def test_etcd_does_not_hang_up_on_a_store_that_is_idle(
 
 def test_reads_wait_out_a_short_absence() -> None:
     """A read is repeated while etcd is away, for no longer than the request timeout."""
-    store = open_store("etcd://127.0.0.1:1", request_timeout=0.6)
+    store = open_store("etcd://127.0.0.1:1", request_timeout=2.0)
     start = time.monotonic()
     with pytest.raises(StoreUnavailable, match="Connection refused"):
         store.get("k")
-    assert 0.4 < time.monotonic() - start < 3
+    assert 1.5 < time.monotonic() - start < 10
     with pytest.raises(StoreUnavailable, match="Connection refused"):
         store.put("k", b"")
     store.close()
@@ -156,7 +156,7 @@ def test_reads_wait_out_a_short_absence() -> None:
 def test_retries_leave_the_programs_chance_alone() -> None:
     """A program that seeded ``random`` draws the same numbers with a store in trouble as without one."""
     before = random.getstate()
-    store = open_store("etcd://127.0.0.1:1,127.0.0.1:2", request_timeout=0.3)
+    store = open_store("etcd://127.0.0.1:1,127.0.0.1:2", request_timeout=3.0)
     with pytest.raises(StoreUnavailable, match="Connection refused"):
         store.get("k")
     store.close()

@@ -117,13 +117,13 @@ def test_a_doubt_that_was_unfounded_is_taken_back() -> None:
 
 def test_nothing_is_left_after_close() -> None:
     """Two threads for each keeper, none afterwards."""
-    store, before = Store(), threading.active_count()
+    store, others = Store(), set(threading.enumerate())
     keepers = [LeaseKeeper(store, 10, 3) for _ in range(5)]
     for keeper in keepers:
         keeper.acquire()
-    assert threading.active_count() == before + 10
+    assert len(set(threading.enumerate()) - others) == 10
     for keeper in keepers:
         keeper.close()
-    assert threading.active_count() == before
+    assert set(threading.enumerate()) <= others
     assert store.counts.so_far() == {"grant": 5, "revoke": 5}
     store.close()

@@ -53,6 +53,7 @@ def clients(daemon: LocalDaemon) -> Iterator[tuple[Trainer, Engine]]:
         connect_engine("grpo", "r0", 0, 1, daemon.socket) as engine,
     ):
         trainer.plan_seconds = SECONDS
+        trainer.client._stale_seconds = 10.0  # of the daemon's heartbeat, on a busy machine
         trainer.register(LAYOUT)
         engine.register(LAYOUT)
         yield trainer, engine

@@ -184,17 +184,17 @@ def test_a_port_in_use_names_the_key() -> None:
 
 def test_close_frees_the_port_and_the_threads() -> None:
     """After close() the port can be bound again, and no thread is left, also with a client that says nothing."""
-    threads = threading.active_count()
+    others = set(threading.enumerate())
     server = MetricsServer("127.0.0.1", 0, Metrics(process=False).registry)
     address = server.address
     assert fetch(server.url + "/")[0] == 200
     with socket.create_connection(address):
-        while threading.active_count() < threads + 2:  # the server's own, and one for the silent client
+        while len(set(threading.enumerate()) - others) < 2:  # the server's own, and one for the silent client
             time.sleep(0.01)
         start = time.monotonic()
         server.close()
-        assert time.monotonic() - start < 1
-    assert threading.active_count() == threads
+        assert time.monotonic() - start < 4
+    assert set(threading.enumerate()) <= others
     again = MetricsServer(*address, Metrics(process=False).registry)
     again.close()
 
