@@ -222,10 +222,14 @@ class LaneDriver:
             return  # it is to be said, not repeated; and what still arrives may be in memory that was taken back
         if self.attempt is None and self.lane and self.built:
             self.attempt = await Attempt.start(self, self.lane, self.built, publication)
-        attempt = self.attempt
+        attempt, members = self.attempt, self.my_members()
         if attempt and attempt.verified and not attempt.declared and all(map(self.is_about, self._mine())):
+            for rank in members:
+                if not rank.fills(publication):  # the same process: it registered again, with memory that is empty
+                    self.taken_back(rank, "has other memory than what was filled")
+                    return
             self.pass_point("verify", publication)
-            for rank in self.my_members():
+            for rank in members:
                 rank.complete = publication
                 if rank.shadowed:
                     rank.page.set_shadow_publication(*publication)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -30,6 +31,14 @@ UNMAP_SECONDS = 2.0
 GONE = "its rank is gone"
 
 
+@dataclass
+class _Unmap:
+    """Answers of a mover that are awaited: each was asked for by another connection, and they come in that order."""
+
+    unanswered: int = 0
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+
+
 class Movers:
     """One mover a rank, as long as the rank is registered."""
 
@@ -39,8 +48,8 @@ class Movers:
         self._dying: dict[str, MoverHandle] = {}  # killed and not yet gone: its memory must not be lent again
         self._deaths: dict[str, list[float]] = {}
         self._restarted: set[SlotId] = set()
-        self._unmaps: dict[tuple[MoverHandle, str], asyncio.Event] = {}
-        self._mapped: dict[MoverHandle, dict[str, int]] = {}
+        self._unmaps: dict[tuple[MoverHandle, str], _Unmap] = {}
+        self._mapped: dict[MoverHandle, dict[str, int]] = {}  # until a mover has ended, whatever became of its rank
         self._stuck = Stuck()
         self._store_away = False
         self._log = structlog.get_logger().bind(job=job.job, node=job.node)
@@ -54,33 +63,34 @@ class Movers:
         """The rank is gone: end its mover, which is the surest way to unmap its memory; others unmap it."""
         if rank.mover:
             self._kill(rank.mover, GONE)
-        for other in self._job.ranks.values():
-            if other.mounted.pop(rank.key, None) is not None and other.mover:
-                other.mover.send({"kind": "unmount", "memory": rank.key})
+        self._unmount(rank.key)
 
     async def unmap(self, rank: LocalRank) -> None:
         """Return once no mover maps the rank's memory any more; one that does not answer in time is killed.
 
+        That counts movers, and answers, that are still awaited from a connection of the client before this one.
         Raises Refused where a client's thread may map it, which nobody can kill.
         """
-        readers = [other for other in self._job.ranks.values() if other.mounted.pop(rank.key, None) is not None]
-        await asyncio.gather(*(self._unmapped(reader.mover, rank.key) for reader in readers if reader.mover))
+        self._unmount(rank.key)
+        await asyncio.gather(*(self._unmapped(mover, key) for mover, key in self._unmaps if key == rank.key))
         self._stuck.require_free(rank.key)
 
+    def _unmount(self, key: str) -> None:
+        for mover, mounted in self._mapped.items():
+            if mounted.pop(key, None) is not None:
+                self._unmaps.setdefault((mover, key), _Unmap()).unanswered += 1
+                mover.send({"kind": "unmount", "memory": key})
+
     async def _unmapped(self, mover: MoverHandle, key: str) -> None:
-        answer = self._unmaps.setdefault((mover, key), asyncio.Event())
-        mover.send({"kind": "unmount", "memory": key})
-        gone = asyncio.create_task(mover.gone())
-        answered = asyncio.create_task(answer.wait())
+        done = asyncio.create_task(self._unmaps[mover, key].done.wait())
         try:
-            await asyncio.wait([gone, answered], timeout=UNMAP_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-            if not answer.is_set() and mover.alive:
-                self._kill(mover, f"it did not let go of {key} in time")
+            await asyncio.wait([done], timeout=UNMAP_SECONDS)
+            if not done.done():
+                if mover.alive and self._dying.get(mover.key) is not mover:
+                    self._kill(mover, f"it did not let go of {key} in time")
                 await mover.gone()
-        finally:  # a client may hang up meanwhile, and the next one must not take this answer for its own
-            gone.cancel()
-            answered.cancel()
-            self._unmaps.pop((mover, key), None)
+        finally:
+            done.cancel()
 
     def check(self) -> None:
         """Kill movers that missed their ping deadline."""
@@ -146,7 +156,13 @@ class Movers:
             self._kill(handle, "its client runs its mover otherwise by now")
             self.want(key)
             return
-        handle.send({"kind": "limit"}, [self._job.limit.fd])
+        try:
+            handle.send({"kind": "limit"}, [self._job.limit.fd])
+        except OSError as error:  # no descriptor is left
+            self._deaths.setdefault(key, []).append(time.monotonic())
+            self._kill(handle, f"it cannot be sent anything: {error}", fault=False)
+            self.want(key)
+            return
         if self._store_away:
             handle.send({"kind": "store", "away": True})
         rank.mover, rank.life, rank.mounted = handle, handle.life, {}
@@ -197,12 +213,21 @@ class Movers:
         elif message.get("kind") == "mounted":
             self._log.debug("mounted", rank=handle.key, memory=message["memory"], spent=message.get("spent"))
         elif message.get("kind") == "unmounted" and (handle, message["memory"]) in self._unmaps:
-            self._unmaps[handle, message["memory"]].set()
+            self._answered(handle, message["memory"])
+
+    def _answered(self, handle: MoverHandle, key: str) -> None:
+        unmap = self._unmaps[handle, key]
+        unmap.unanswered -= 1
+        if not unmap.unanswered:
+            self._unmaps.pop((handle, key)).done.set()
 
     def _on_exit(self, handle: MoverHandle) -> None:
         rank = self._job.ranks.get(handle.key)
         ours = rank is not None and rank.mover is handle
-        mapped = self._mapped.pop(handle, {})
+        asked = [key for mover, key in self._unmaps if mover is handle]
+        mapped = {*self._mapped.pop(handle, ()), *asked}
+        for key in asked:
+            self._unmaps.pop((handle, key)).done.set()
         if handle.stuck:
             self._stuck.add(handle, mapped)
         if self._dying.get(handle.key) is handle:

@@ -165,6 +165,10 @@ class LocalRank:
             return self.complete == publication or self.page.shadow_publication == publication
         return self.complete == publication if self.receiving else self.served == publication
 
+    def fills(self, publication: PubId) -> bool:
+        """Whether its memory is what movers were to bring the publication into, or has it already."""
+        return self.lent_for == publication or self.holds(publication)
+
     def readable(self, publication: PubId) -> bool:
         """Whether others can be sent the publication from here: it is held, and its memory was not released since."""
         return self.memory is not None and self.holds(publication)

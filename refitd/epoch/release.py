@@ -62,16 +62,18 @@ def published(view: View, offer: Offer) -> PubId | None:
 
 
 def joined(view: View, offer: Offer) -> PubId | None:
-    """The publication that the offer's step was published as, with or without this rank."""
+    """The publication that the offer became part of, or that its step was published as without this rank.
+
+    A rank that offers a step again, after it was published with an earlier offer of its own, has other weights.
+    """
     record = view.publication
-    if record and view.newest and record.value.step == offer.step:
+    if record and view.newest and record.value.step == offer.step and offer.key not in record.value.taken:
         return view.newest
     return published(view, offer)
 
 
 def _unpublished(view: View, offer: Offer, age: float, patience: float) -> Verdict:
-    others = view.publication.value.taken if view.publication else {}
-    if joined(view, offer) and offer.key not in others:
+    if joined(view, offer):
         return Verdict(SKIPPED, False, "the step was published without this rank")
     if why := paused(view):
         return Verdict(SKIPPED, False, why)

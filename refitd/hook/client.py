@@ -111,6 +111,7 @@ class Client:
         self.life = 0
         self._stale_seconds = stale_seconds
         self._registration: Registration | None = None
+        self._known: Registration | None = None  # what some daemon has taken
         self._channel: Channel | None = None
         self._stage, self._call, self._pid = _Stage.OFF, 0, os.getpid()
         self._closed = self._warned = False
@@ -122,6 +123,11 @@ class Client:
     def ready(self) -> bool:
         """Whether a daemon has taken the hello, and the registration where there is one."""
         return self._stage is _Stage.READY
+
+    @property
+    def known(self) -> bool:
+        """Whether a daemon has taken the registration as it is now: nobody fills a shadow before that."""
+        return self._known is not None and self._known is self._registration
 
     def connect(self) -> Client:
         """The first time, for at most `FIRST_SECONDS`; without a daemon it is tried again later.
@@ -150,8 +156,8 @@ class Client:
             raise Refused("client", "an open client", "a closed one")
 
     def end_loan(self) -> int:
-        """Change the loan word, before memory that was lent may change. Returns the new word."""
-        return self.page.bump_loan()
+        """Change the loan word, before memory that was lent may change. Returns the new word, 0 after `close`."""
+        return 0 if self.page.closed else self.page.bump_loan()
 
     def forget(self, number: int) -> None:
         """Throw the answer of a started request away when it comes."""
@@ -228,6 +234,8 @@ class Client:
         if self._stage is _Stage.GREETING and self._registration is not None:
             self._start_registering()
         else:
+            if self._stage is _Stage.REGISTERING:
+                self._known = self._registration
             self._stage, self._warned, self._backoff = _Stage.READY, False, self._limits[0]
         return True
 
@@ -235,6 +243,8 @@ class Client:
         assert self._channel is not None
         assert self._registration is not None
         told = self._registration
+        if not self.known:  # whatever a daemon said of the shadow before this one, and may have said until it ended
+            self.page.set_shadow_publication(0, 0)
         path, host = self.executor.begin(self._told_path, told.device)
         document = create_document("refitd-layout", told.layout)
         try:
@@ -364,9 +374,11 @@ class Client:
             self._channel = None
 
     def close(self) -> None:
-        """End the registration and free the page; harmless when repeated."""
+        """End the loan and the registration, and free the page; harmless when repeated."""
         if not self._closed:
             self._closed = True
+            if os.getpid() == self._pid:  # the page of a forked child is its parent's
+                self.end_loan()
             self.abandon()
             if not self.executor.end():
                 log.warning("%s: the mover thread has not ended yet", self.identity.key)

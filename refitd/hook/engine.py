@@ -126,7 +126,7 @@ class Engine:
         if ticket is not None and ticket.kind == "apply" and not self._serves(ticket):
             self._offered = None
             self.client.page.take(_taken(ticket))
-            if self.client.page.shadow_publication != (ticket.generation, ticket.revision):
+            if self._shadowed() != (ticket.generation, ticket.revision):
                 return None  # it is being filled with a newer one already
             self._taken = ticket
             self.client.tell("committed", ticket=ticket.to_json())
@@ -203,13 +203,17 @@ class Engine:
     def _seal(self, ticket: Ticket, torn: bool = False) -> int:
         """The shadow's loan word while the shadow holds the ticket's publication as a whole."""
         page = self.client.page
-        word, held = page.shadow_loan_word, page.shadow_publication
+        word, held = page.shadow_loan_word, self._shadowed()
         if held != (ticket.generation, ticket.revision):
             self._drop(ticket)
             if torn:
                 raise ReceiveFailed(f"the shadow changed while it was copied: it holds {held}")
             raise Refused("ticket", f"the publication in the shadow, {held}", f"{ticket.generation}, {ticket.revision}")
         return word
+
+    def _shadowed(self) -> tuple[int, int]:
+        """The publication that the shadow holds. What the page says before a daemon knows this shadow is of another."""
+        return self.client.page.shadow_publication if self.client.known else (0, 0)
 
     def _check(self, ticket: Ticket, kind: str, *modes: str) -> None:
         self.client.own()

@@ -10,7 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Mapping
 
-from refitd.errors import TransportError
+from refitd.errors import ProtocolError, TransportError
 from refitd.mover.handle import MoverHandle, OnExit, OnMessage
 from refitd.mover.requester import Requester
 from refitd.mover.thread_handle import ClientHost, ThreadHandle
@@ -64,7 +64,7 @@ class MoverPool:
             server = await self._running_server()
             try:
                 return await asyncio.wait_for(server.fork(key), FORK_SECONDS)
-            except (OSError, EOFError, TimeoutError) as error:
+            except (OSError, EOFError, TimeoutError, ProtocolError) as error:
                 await self._stop_server()
                 raise TransportError(("daemon", key), f"the fork server did not fork: {error!r}") from error
 
@@ -87,10 +87,10 @@ class MoverPool:
         if self._server is not None and self._server.process.poll() is not None:
             await self._stop_server()
         if self._server is None:
-            self._server = _ForkServer(self._python, self._environ)
             try:
+                self._server = _ForkServer(self._python, self._environ)
                 await asyncio.wait_for(self._server.receive(), START_SECONDS)
-            except (OSError, EOFError, TimeoutError) as error:
+            except (OSError, EOFError, TimeoutError, ProtocolError) as error:
                 await self._stop_server()
                 raise TransportError(("daemon", "fork server"), f"it did not start: {error!r}") from error
         return self._server
@@ -116,6 +116,10 @@ class _ForkServer(Requester):
         super().__init__(ours)
         with theirs:
             command = [python, "-m", "refitd.mover.forkserver", str(theirs.fileno()), str(os.getpid())]
-            self.process = subprocess.Popen(
-                command, pass_fds=[theirs.fileno()], env=dict(environ), stdin=subprocess.DEVNULL
-            )
+            try:
+                self.process = subprocess.Popen(
+                    command, pass_fds=[theirs.fileno()], env=dict(environ), stdin=subprocess.DEVNULL
+                )
+            except BaseException:
+                self.close()
+                raise

@@ -100,7 +100,7 @@ def test_what_was_verified_is_not_said_of_a_process_that_came_since(life: str) -
     page = MagicMock()
     rank = cast("Any", SimpleNamespace(
         key="engine/r0/0", session=SimpleNamespace(incarnation=life), digest="d", complete=None, shadowed=True,
-        page=page,
+        page=page, fills=lambda _publication: True,
     ))  # fmt: skip
     context = MagicMock(node="a", ranks={rank.key: rank})
     attempt = cast("Any", SimpleNamespace(verified=True, declared=False, received=dict))
@@ -124,7 +124,8 @@ def test_what_arrives_after_a_rank_lent_anew_makes_nothing_whole(again: bool) ->
     """It held the publication and was to receive nothing; its movers' word on that came after the loan of other memory,
     and the rank would have committed that, under every token to come."""
     rank = cast("Any", SimpleNamespace(
-        key="engine/r0/0", session=SimpleNamespace(incarnation="i"), digest="d", complete=None, shadowed=False
+        key="engine/r0/0", session=SimpleNamespace(incarnation="i"), digest="d", complete=None, shadowed=False,
+        fills=lambda _publication: True,
     ))  # fmt: skip
     context = MagicMock(node="a", ranks={rank.key: rank})
     attempt = cast("Any", SimpleNamespace(verified=True, declared=False, received=dict))

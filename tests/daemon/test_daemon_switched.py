@@ -297,6 +297,31 @@ def test_only_the_commit_that_was_lost_is_void(of: PubId, phase: str, outcome: s
     assert [call.args for call in written.await_args_list] == ([("commits/r0", None, 40)] if outcome == "void" else [])
 
 
+@pytest.mark.parametrize("lent_for", [FIRST, None], ids=["the one that was filled", "registered anew"])
+def test_what_was_verified_is_not_said_of_a_shadow_that_came_since(
+    shadowed: Node, monkeypatch: pytest.MonkeyPatch, lent_for: PubId | None
+) -> None:
+    """The same process, with a new and empty one: it would be served, and lent, as the publication."""
+    shadowed.rank.lent_for, shadowed.rank.complete = lent_for, None
+    shadowed.page.set_shadow_publication(0, 0)
+    failed: list[str] = []
+    monkeypatch.setattr(LaneDriver, "fail", lambda _driver, _edge, reason: failed.append(reason))
+
+    async def scenario() -> bool:
+        driver = Driven(shadowed, AsyncMock()).driver()
+        attempt = driver.attempt = MagicMock(verified=True, declared=False)
+        driver._preparer.prepared = FIRST
+        await driver._transfer(FIRST)
+        await driver.close()
+        return bool(attempt.declared)
+
+    filled = lent_for == FIRST
+    assert asyncio.run(scenario()) is filled
+    assert failed == ([] if filled else [f"{KEY} has other memory than what was filled"])
+    assert shadowed.rank.complete == lent_for
+    assert shadowed.page.shadow_publication == (FIRST if filled else (0, 0))
+
+
 def test_a_lead_that_dropped_its_ticket_is_given_it_again(shadowed: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its shadow was released and filled again meanwhile; the page says that it took the ticket, and it has none."""
     shadowed.page.take(Taken(*FIRST, 5))

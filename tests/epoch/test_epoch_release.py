@@ -41,6 +41,15 @@ def test_a_late_rank_is_skipped_when_its_step_was_published_without_it() -> None
     assert (joined(book.view, late), published(book.view, late)) == (target, None)
 
 
+def test_a_step_that_a_rank_offers_again_is_not_what_was_published() -> None:
+    """Other weights under the same label: the report of the first ones would be told of them."""
+    book, target = standard()
+    first, again = Offer(T0, f"{T0}#1", "run1", 1, 1), Offer(T0, f"{T0}#1", "run1", 2, 1)
+    assert book.view.publication is not None
+    assert book.view.publication.value.taken[T0] == first.id != again.id
+    assert (joined(book.view, first), joined(book.view, again)) == (target, None)
+
+
 def test_a_planned_offer_is_held_until_every_lane_has_verified() -> None:
     """Planned when a lane is built; then patience has no end; released when members have everything."""
     book, target = standard()

@@ -13,7 +13,7 @@ from refitd.errors import DeviceError, ProtocolError, ReceiveFailed, Refused
 from refitd.hook.engine import Engine, connect_engine
 from refitd.hook.loan import Loan
 from refitd.hook.messages import Ticket, check
-from refitd.hook.page import Taken
+from refitd.hook.page import ControlPage, Taken
 
 KEY, RECEIVE = "engine/r0/0", Ticket.from_json(TICKET)
 SAID = {"commit": {"ticket": TICKET}, "failed": {"reason": "superseded"}, "relend": {"reason": "the mover died"}}
@@ -112,6 +112,48 @@ def test_a_new_shadow_holds_nothing(engine: Engine) -> None:
     engine.client.page.set_shadow_publication(1, 7)
     engine.register(Plain({"w": (4, "float32")}), mode="host_shadow")
     assert engine.client.page.shadow_publication == (0, 0)
+
+
+def test_what_the_last_daemon_said_of_the_shadow_before_is_not_said_of_a_new_one(
+    daemon: FakeDaemon, engine: Engine
+) -> None:
+    """It filled the one before until it ended, after the page was emptied, and never heard of the new one."""
+    engine.register(Plain({"w": (4, "float32")}), mode="host_shadow")
+    page, words = engine.client.page, list[tuple[int, int]]()
+    ticket = Ticket.from_json({**TICKET, "kind": "apply"})
+
+    def dies(session: Any, _message: dict[str, Any], _fds: Any) -> Any:
+        page.set_shadow_publication(1, 7)
+        session.close("it ends")
+        return {}, []
+
+    def lives(_session: Any, _message: dict[str, Any], _fds: Any) -> Any:
+        words.append(page.shadow_publication)
+        return {"digest": "d"}, []
+
+    daemon.replies["register"] = dies
+    engine.client._backoff = 60.0
+    engine.register(Plain({"w": (4, "float32")}), mode="host_shadow")
+    assert page.shadow_publication == (1, 7)
+    with pytest.raises(Refused, match=r"the publication in the shadow, \(0, 0\)"):
+        engine.apply(ticket, {"w": torch.zeros(4)})
+    daemon.replies["register"] = lives
+    engine.client._retry_at = 0.0
+    assert engine.pending(wait=1.0) is None
+    assert words == [(0, 0)]
+    page.set_shadow_publication(1, 7)
+    engine.apply(ticket, {"w": torch.zeros(4)})
+    assert engine.publication == (1, 7)
+
+
+def test_a_client_that_closes_ends_its_loan(daemon: FakeDaemon, engine: Engine) -> None:
+    """Its daemon hears of the end later than its memory changes, and movers read the page until then."""
+    page = ControlPage.map(engine.client.page.fd)
+    word = page.loan_word
+    engine.close()
+    engine.close()
+    assert page.loan_word == word + 1
+    page.close()
 
 
 @pytest.mark.parametrize("loan", [-1, "7", None, 1 << 64])

@@ -267,8 +267,11 @@ def _sockets() -> list[str]:
 
 
 def test_closed_trainer(daemon: FakeDaemon, trainer: Trainer) -> None:
-    """A closed trainer ends its registration, and says so when it is used."""
+    """A closed trainer ends its loan and its registration, and says so when it is used."""
+    offer = trainer.publish(3, {"w": shared_empty((4,), torch.float32)})
     trainer.close()
+    assert offer.released(timeout=10) is SKIPPED
+    assert "a closed one" in offer.reason
     daemon.until(lambda: bool(daemon.ends))
     with pytest.raises(Refused, match="a closed one"):
         trainer.publish(1, {"w": torch.zeros(4)})
