@@ -133,12 +133,15 @@ class Agreement:
     async def write(
         self, key: str, data: bytes | None, expected: int, leased: bool = False, guards: Sequence[Compare] = ()
     ) -> bool:
-        """Put (or delete, for None) a record if its revision is still ``expected``; False where it is not.
+        """Put (or delete, for None) a record if its revision is still ``expected``; False where it is not, and where
+        it is to be ``leased`` and we have no lease.
 
         An unknown outcome is read back: True only where the record is now what we meant.
         """
-        path = self._paths.path(key)
         lease = self._lease if leased else None
+        if leased and lease is None and data is not None:
+            return False  # it has just been lost: what is written without one would outlive us
+        path = self._paths.path(key)
         op: Op = DeleteOp(path) if data is None else PutOp(path, data, lease)
         compares = [ModRevision(path, expected), *guards]
         record = key.partition("/")[0]

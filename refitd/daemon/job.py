@@ -39,6 +39,7 @@ from refitd.telemetry.metrics import Metrics
 TICK_SECONDS = 0.1
 AWAY_EVERY_SECONDS = 10.0
 KEEP_BLOBS = 256
+LEARN_SECONDS = 1.0  # so long a decision waits for layouts, and so long it is until one is asked for anew
 
 
 class Job:
@@ -56,6 +57,7 @@ class Job:
         self.on_ended: Callable[[Job], None] = lambda _job: None
         self._passing: deque[str] = deque()  # documents that nobody asks for once their attempt is over
         self._layouts: dict[str, Layout] = {}
+        self._learning: dict[str, asyncio.Task[None]] = {}  # layouts on their way, by digest
         self._log = structlog.get_logger().bind(job=name, node=self.node)
         self._wake = asyncio.Event()
         inline = isinstance(store, MemoryStore)
@@ -75,9 +77,10 @@ class Job:
         self._wake.set()
 
     async def close(self) -> None:
-        for task in self._tasks:
+        tasks = [*self._tasks, *self._learning.values()]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         self.metrics.over(f"job {self.job}")
         for lane in self.lanes.values():
             await lane.close()
@@ -164,8 +167,16 @@ class Job:
         self.movers.restart_excluded(self.agreement.view)
         for replica in sorted(self._named().difference(self.lanes)):
             self.lanes[replica] = LaneDriver(self, replica)
+        await self._forget_lanes()
         for lane in self.lanes.values():
             lane.poke()
+
+    async def _forget_lanes(self) -> None:
+        """Drivers of replicas that are no more: names may be new at each start of an engine."""
+        here = {rank.session.group for rank in self.ranks.values()}
+        for replica in [name for name, lane in self.lanes.items() if lane.lane is None and lane.built is None]:
+            if replica not in here and replica not in self.agreement.view.lanes:
+                await self.lanes.pop(replica).close()
 
     def _named(self) -> frozenset[str]:
         """Lanes whose records name this node."""
@@ -259,12 +270,30 @@ class Job:
         return self._layouts.get(digest)
 
     async def learn_layouts(self, slots: Sequence[Slot]) -> None:
-        """Fetch layouts that are not here yet; a node that does not answer is asked again later."""
+        """Fetch layouts that are not here yet. One that does not come soon is not waited for, except by the replicas
+        that need it, and is asked for again and again.
+        """
+        wanted: dict[str, list[Slot]] = {}
         for slot in slots:
-            try:
-                await self._layout(slot)
-            except (TransportError, LayoutError) as error:
-                self._log.warning("layout_missing", rank=slot.key, error=str(error))
+            if slot.digest not in self._learning:
+                wanted.setdefault(slot.digest, []).append(slot)
+        fresh = {digest: asyncio.create_task(self._learn(digest, holders)) for digest, holders in wanted.items()}
+        self._learning.update(fresh)
+        if fresh:
+            await asyncio.wait(fresh.values(), timeout=LEARN_SECONDS)
+
+    async def _learn(self, digest: str, holders: Sequence[Slot]) -> None:
+        try:
+            for slot in holders:
+                try:
+                    await self._layout(slot)
+                    return
+                except (TransportError, LayoutError) as error:
+                    self._log.warning("layout_missing", rank=slot.key, error=str(error))
+            await asyncio.sleep(LEARN_SECONDS)
+        finally:
+            del self._learning[digest]
+            self.poke()
 
     def address(self, node: str) -> tuple[str, int]:
         member = self.agreement.view.members.get(node)

@@ -148,10 +148,13 @@ class LaneDriver:
             self.context.metrics.interrupted(self._refit(self._stage.publication), f"in {self._stage.name}: {why}")
         self._enter(Stage("gone", None, why))
 
-    def withdraw_ticket(self) -> None:
-        """An engine that has not paused yet has no reason to any more. A ticket to apply that was taken stays."""
+    def withdraw_ticket(self, *kinds: str) -> None:
+        """An engine that has not paused yet has no reason to any more. A ticket to apply that was taken stays.
+
+        ``kinds``: of tickets; all, where none is given.
+        """
         lead = self.context.ranks.get(f"engine/{self.replica}/0")
-        if lead is None or lead.told is None or lead.receiving:
+        if lead is None or lead.told is None or lead.receiving or (kinds and lead.told[0] not in kinds):
             return
         kind, _publication, token = lead.told
         taken = lead.page.taken
@@ -192,6 +195,7 @@ class LaneDriver:
             declared = self._stage.name == "transfer" and self.attempt and self.attempt.declared
             self._time_phase("verify" if declared else self._stage.name, outcome_of(self._stage, now))
             if now.name == "committed" and now.publication:
+                self._voice.committed()
                 self.context.metrics.ended(self._refit(now.publication), "ok")
         self._stage = now
 
@@ -215,6 +219,8 @@ class LaneDriver:
             await self._committer.commit(publication)
         elif name == "committed" and publication:
             await self._committer.committed(publication)
+        elif name == "failed":
+            self.withdraw_ticket("receive")  # there may be nothing to receive any more, and it would be dirty for that
         self._check_deadline()
 
     async def _transfer(self, publication: PubId) -> None:
@@ -271,7 +277,6 @@ class LaneDriver:
 
     def succeeded(self) -> None:
         """A commit of ours is in the records."""
-        self._voice.committed()
         self.context.metrics.refit("ok")
 
     def pass_point(self, name: str, publication: PubId) -> None:

@@ -72,7 +72,8 @@ class Movers:
         Raises Refused where a client's thread may map it, which nobody can kill.
         """
         self._unmount(rank.key)
-        await asyncio.gather(*(self._unmapped(mover, key) for mover, key in self._unmaps if key == rank.key))
+        unmaps = [(mover, unmap) for (mover, key), unmap in self._unmaps.items() if key == rank.key]
+        await asyncio.gather(*(self._unmapped(mover, rank.key, unmap) for mover, unmap in unmaps))
         self._stuck.require_free(rank.key)
 
     def _unmount(self, key: str) -> None:
@@ -81,8 +82,8 @@ class Movers:
                 self._unmaps.setdefault((mover, key), _Unmap()).unanswered += 1
                 mover.send({"kind": "unmount", "memory": key})
 
-    async def _unmapped(self, mover: MoverHandle, key: str) -> None:
-        done = asyncio.create_task(self._unmaps[mover, key].done.wait())
+    async def _unmapped(self, mover: MoverHandle, key: str, unmap: _Unmap) -> None:
+        done = asyncio.create_task(unmap.done.wait())
         try:
             await asyncio.wait([done], timeout=UNMAP_SECONDS)
             if not done.done():

@@ -36,6 +36,9 @@ class Preparer:
         lane = driver.lane
         if lane is None:
             return
+        if (source := self._withdrawn(publication)) is not None:
+            driver.fail((), f"{source.key} took its offer back")
+            return
         self._call(lane, publication)
         if self.prepared == publication:
             return
@@ -78,6 +81,15 @@ class Preparer:
         for rank in driver.my_members() if built is not None else ():
             if built is not None and rank.device is not None and rank.key in built.handles:
                 built.handles[rank.key].send({"kind": "stand_by", "lane": driver.replica, "token": built.token})
+
+    def _withdrawn(self, publication: PubId) -> LocalRank | None:
+        """A trainer of ours that lends the newest publication no more, and nothing newer: who waits for it waits for
+        nothing, and may hold something whole until it begins to."""
+        driver = self._driver
+        if publication != driver.context.agreement.view.newest:
+            return None
+        ranks = [driver.context.ranks[slot.key] for slot in driver.my_slots() if driver.is_current(slot)]
+        return next((rank for rank in ranks if rank.trains and rank.offer is None), None)
 
     def _source_ready(self, rank: LocalRank, publication: PubId) -> bool:
         if not rank.trains:

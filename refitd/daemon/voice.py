@@ -46,8 +46,12 @@ class Voice:
         self._failures = 0
 
     def fail(self, failure: Failure) -> float:
-        """This token will not do; seconds until that is said."""
+        """This token will not do; seconds until that is said. None where we have said "verified": a commit may rest on
+        that, and be told, as long as it stands."""
         self.failure, delay = failure, _BACKOFF[min(self._failures, len(_BACKOFF) - 1)]
+        said = self._driver.context.agreement.view.ack(self._driver.replica, self._driver.context.node)
+        if said is not None and (said.token, said.phase) == (self._driver.token, "verified"):
+            delay = 0.0
         self._failures += 1
         self._after = time.monotonic() + delay
         return delay

@@ -89,9 +89,12 @@ def move_on(view: View, lane: Lane, facts: Facts, newest: PubId, covers: Covers)
     refit = stored.value.id
     if refit == newest:
         return ""
+    whole = committed(view, lane, refit)
+    if whole and _lost(view, lane, newest, covers):
+        return ""  # what it serves is better than what nobody has
     if refit.generation != newest.generation:
         return f"generation {newest.generation} has begun"
-    if committed(view, lane, refit):
+    if whole:
         waits = not served(view, lane, refit) or awaited(view, lane.replica, facts)
         return "" if waits else "the last one is applied"
     if not started(view, lane, refit):

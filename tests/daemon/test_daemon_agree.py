@@ -175,6 +175,20 @@ def test_a_write_under_a_lost_lease_is_false_and_tells(store: Store) -> None:
     run(store, body)
 
 
+def test_without_a_lease_nothing_is_written_that_was_to_go_with_it(store: Store) -> None:
+    """A claim on a device would stand for ever, as nobody removes what ends by itself."""
+
+    async def body(agreement: Agreement) -> None:
+        lease = agreement._lease
+        assert lease is not None
+        await agreement.call(lease.revoke)
+        assert not await agreement.write("devices/GPU-a", A, 0, leased=True)
+        assert not await agreement.write("devices/GPU-b", A, 0, leased=True)
+        assert store.get(agreement.compare_path("devices/GPU-b")) is None
+
+    run(store, body)
+
+
 def test_closing_gives_the_lease_up(store: Store) -> None:
     """A daemon that stops leaves nothing to wait for."""
     job = uuid.uuid4().hex

@@ -11,9 +11,10 @@ import pytest
 
 from refitd.daemon import lane as lane_module
 from refitd.daemon.attempt import Attempt
+from refitd.daemon.job import Job
 from refitd.daemon.lane import LaneDriver
-from refitd.daemon.voice import Voice
-from refitd.epoch.records import Lane, PubId, Slot
+from refitd.daemon.voice import Failure, Voice
+from refitd.epoch.records import Ack, Lane, PubId, Slot
 from refitd.epoch.stage import Stage
 from refitd.errors import TransportError
 
@@ -38,7 +39,8 @@ def test_an_attempt_that_cannot_begin_is_told_to_the_leader_and_not_begun_again(
         return False
 
     async def scenario() -> None:
-        view = SimpleNamespace(lanes={"r0": SimpleNamespace(value=Lane("r0", (), (), (), (), ""), revision=5)})
+        record = SimpleNamespace(value=Lane("r0", (), (), (), (), ""), revision=5)
+        view = SimpleNamespace(lanes={"r0": record}, ack=lambda *_: None)
         context = MagicMock(node="a", agreement=SimpleNamespace(view=view, away=False))
         context.metrics.refit = lambda *words: told.append(words)
         driver = LaneDriver(context, "r0")
@@ -196,3 +198,55 @@ def test_a_ticket_is_for_the_process_that_verified(life: str, monkeypatch: pytes
 
     asyncio.run(scenario())
     assert told == (["apply (1, 7)"] if life == "old" else [])
+
+
+@pytest.mark.parametrize(
+    ("token", "phase", "delay"), [(5, "verified", 0.0), (5, "prepared", 2.0), (4, "verified", 2.0)]
+)
+def test_who_said_that_it_has_verified_says_at_once_that_it_has_not(token: int, phase: str, delay: float) -> None:
+    """However often tokens have failed: a commit may rest on that word as long as it stands. It fails slowly else."""
+    ack = Ack(token, "d", phase, *PUBLISHED, {}, PUBLISHED)
+    view = SimpleNamespace(ack=lambda _replica, _node: ack)
+    context = SimpleNamespace(agreement=SimpleNamespace(view=view), node="b")
+    voice = Voice(cast("Any", SimpleNamespace(context=context, replica="r0", token=5)))
+    voice._failures = 9
+    assert voice.fail(Failure((), "took its memory back", permanent=False)) == delay
+    voice.committed()
+    assert voice.fail(Failure((), "took its memory back", permanent=False)) == 0.0
+
+
+@pytest.mark.parametrize(("kind", "left"), [("receive", False), ("apply", True)])
+def test_a_ticket_to_receive_goes_with_a_token_that_failed(
+    monkeypatch: pytest.MonkeyPatch, kind: str, left: bool
+) -> None:
+    """There may be nothing to receive any more, and who takes it is dirty. What is to be applied is there."""
+    said: list[Any] = []
+    session = SimpleNamespace(incarnation="i", event=lambda name, ticket: said.append((name, ticket)))
+    lead = cast("Any", SimpleNamespace(
+        key="engine/r0/0", session=session, told=(kind, PUBLISHED, 5), receiving=None, page=SimpleNamespace(taken=None),
+    ))  # fmt: skip
+
+    async def scenario() -> None:
+        driver = LaneDriver(MagicMock(node="a", ranks={lead.key: lead}), "r0")
+        driver._stage = Stage("failed", PUBLISHED, "")
+        await driver._act()
+        await driver.close()
+
+    asyncio.run(scenario())
+    assert (bool(lead.told), said) == (left, [] if left else [("ticket", None)])
+
+
+@pytest.mark.parametrize(("here", "left"), [(True, ["r0"]), (False, [])])
+def test_lanes_of_replicas_that_are_no_more_are_forgotten(here: bool, left: list[str]) -> None:
+    """Each would look ten times a second, for ever; one whose engine is here waits for its replica."""
+
+    async def scenario() -> None:
+        driver = LaneDriver(MagicMock(node="a"), "r0")
+        rank = SimpleNamespace(session=SimpleNamespace(group="r0"))
+        ranks, agreement = {"engine/r0/0": rank} if here else {}, SimpleNamespace(view=SimpleNamespace(lanes={}))
+        job = cast("Any", SimpleNamespace(lanes={"r0": driver}, ranks=ranks, agreement=agreement))
+        await Job._forget_lanes(job)
+        assert (list(job.lanes), driver._task.done()) == (left, not here)
+        await driver.close()
+
+    asyncio.run(scenario())

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from unittest.mock import AsyncMock, MagicMock
 
 import pytest
 
+from refitd.daemon import job as job_module
+from refitd.daemon.job import Job
 from refitd.daemon.leading import Leading
 from refitd.epoch.codec import encode
 from refitd.epoch.facts import Write
-from refitd.epoch.records import Leader
+from refitd.epoch.records import Leader, Slot
 from refitd.epoch.view import View
+from refitd.errors import TransportError
 from refitd.store import CreateRevision
+from refitd.testing import split_layout
 
 WRITE = Write("lanes/r0", b"{}", 3, "a test")
 
@@ -79,3 +84,35 @@ def test_a_replica_is_asked_for_by_the_layouts_of_its_ranks() -> None:
     assert leading._covers("r0", ("a", "b", "elsewhere"))
     assert not leading._covers("r0", ("a",)), "it waits for a layout that we lack"
     assert not leading._covers("r1", ("a", "b"))
+
+
+def test_a_decision_does_not_wait_for_a_node_that_does_not_send_its_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for long, and not again while it is being asked; another node with the same layout is asked instead."""
+    monkeypatch.setattr(job_module, "LEARN_SECONDS", 0.05)
+    asked: list[str] = []
+
+    async def blob(node: str, digest: str) -> bytes:
+        asked.append(f"{node} {digest}")
+        if node == "mute":
+            await asyncio.sleep(3600.0)
+        if node == "broken":
+            raise TransportError(("a", node), "connection refused")
+        return layout.to_bytes()
+
+    async def scenario() -> None:
+        job = cast("Any", SimpleNamespace(_layouts={}, _learning={}, _log=MagicMock(), blob=blob, poke=MagicMock()))
+        job._learn, job._layout = partial(Job._learn, job), partial(Job._layout, job)
+        slots = [Slot(f"engine/r{i}/0", node, 1, "i", 1, digest) for i, (node, digest) in enumerate(where)]
+        for _ in range(2):
+            await asyncio.wait_for(Job.learn_layouts(job, slots), 10.0)
+        assert list(job._layouts) == ["there"]
+        assert list(job._learning) == ["silent"]
+        assert job.poke.called
+        job._learning["silent"].cancel()
+        await asyncio.gather(*job._learning.values(), return_exceptions=True)
+        assert job._learning == {}
+
+    layout = split_layout({"w": ((4, 6), "float32")}, 0, 1)
+    where = [("mute", "silent"), ("broken", "there"), ("well", "there")]
+    asyncio.run(scenario())
+    assert asked == ["mute silent", "broken there", "well there"]

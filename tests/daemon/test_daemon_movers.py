@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -101,6 +102,19 @@ def test_a_release_waits_for_all_that_have_the_memory_mapped(monkeypatch: pytest
         await task
         assert own.said == reader.said == [{"kind": "unmount", "memory": OWNER}]
         assert (own.killed, reader.killed) == (False, False)
+
+    run(test, monkeypatch)
+
+
+def test_an_answer_may_come_before_anybody_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Movers are quick."""
+
+    async def test(node: Node, owner: Any, own: Handle, reader: Handle) -> None:
+        for handle in (own, reader):
+            answer = partial(asyncio.get_running_loop().call_soon, node.answers, handle)
+            monkeypatch.setattr(handle, "send", lambda *_, answer=answer: answer())
+        await node.movers.unmap(owner)
+        assert not node.movers._unmaps
 
     run(test, monkeypatch)
 

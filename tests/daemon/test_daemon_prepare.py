@@ -130,3 +130,26 @@ def test_a_neighbour_is_a_source_only_while_its_memory_is_lent(memory: bool) -> 
     """It holds the publication either way."""
     rank = member(True, memory)
     assert preparer(rank)._source_ready(rank, NEW) is memory
+
+
+@pytest.mark.parametrize(
+    ("newest", "lends", "failed"),
+    [(NEW, None, ["trainer/run/0 took its offer back"]), (NEW, object(), []), (PubId(1, 31), None, [])],
+    ids=["taken back", "lent, perhaps a newer one", "superseded"],
+)
+def test_a_source_that_lends_no_more_fails_the_token(newest: PubId, lends: object, failed: list[str]) -> None:
+    """Also one that was ready: engines would go out of service for what is not there."""
+    source = cast("Any", SimpleNamespace(key="trainer/run/0", trains=True, offer=lends))
+    found = preparer(source)
+    driver, said = cast("Any", found._driver), list[str]()
+    driver.context.agreement.view = SimpleNamespace(newest=newest, publication=None)
+    driver.my_slots = lambda: driver.lane.members
+    driver.is_current = lambda _slot: True
+    driver.my_members = list
+    driver.calls = SimpleNamespace(judge=lambda *_: None)
+    driver.context.ranks["trainer/run/0"] = source
+    driver.fail = lambda _edge, reason: said.append(reason)
+    driver.lane.lead = SimpleNamespace(key="engine/r0/0")
+    found.prepared = NEW
+    found.prepare(NEW)
+    assert said == failed

@@ -12,7 +12,7 @@ from refitd.epoch.codec import decode
 from refitd.epoch.facts import Facts, Write
 from refitd.epoch.leader import decide
 from refitd.epoch.publish import unpublished
-from refitd.epoch.records import Generation, Lane, PubId, Publication, Refit, ReportRecord
+from refitd.epoch.records import Generation, Lane, Offers, PubId, Publication, Refit, ReportRecord
 from refitd.epoch.reports import assess, why_not
 
 KINDS: dict[str, type[Any]] = {
@@ -252,6 +252,21 @@ def test_a_committed_one_is_left_when_every_member_serves_it() -> None:
     book.ack("r0", "e0", "verified", target, served=target)
     assert reason_to_move_on(book) == ""
     book.ack("r0", "e1", "verified", target, served=target)
+    assert reason_to_move_on(book) == "the last one is applied"
+
+
+def test_whole_weights_are_not_given_up_for_what_nobody_has() -> None:
+    """The trainers took the newest one back before anybody had it: its engines would stop serving, for nothing."""
+    book, target = standard()
+    book.commit("r0", target)
+    all_ack(book, "verified", target)
+    for node in ("e0", "e1"):
+        book.ack("r0", node, "verified", target, served=target)
+    second(book)
+    book.put("offers/t0", Offers(()))
+    book.put("offers/t1", Offers(()))
+    assert reason_to_move_on(book) == ""
+    second(book)
     assert reason_to_move_on(book) == "the last one is applied"
 
 

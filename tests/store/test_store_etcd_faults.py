@@ -141,6 +141,12 @@ def test_etcd_does_not_hang_up_on_a_store_that_is_idle(
     assert "too_many_pings" not in capfd.readouterr().err
 
 
+def test_a_spawned_etcd_forgets_history(path_etcd: EtcdProcess) -> None:
+    """By itself it keeps every write for ever, until it is full and refuses all."""
+    told = pathlib.Path(f"/proc/{path_etcd.pid}/cmdline").read_text().split("\0")
+    assert {"--auto-compaction-mode=periodic", "--auto-compaction-retention=5m"} <= set(told)
+
+
 def test_reads_wait_out_a_short_absence() -> None:
     """A read is repeated while etcd is away, for no longer than the request timeout."""
     store = open_store("etcd://127.0.0.1:1", request_timeout=2.0)

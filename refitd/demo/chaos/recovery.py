@@ -232,9 +232,14 @@ async def joiner(recovery: Recovery) -> Row:
 
 
 async def _all_back(recovery: Recovery) -> None:
-    """Whole again before the next run: everybody serves a refit of its own."""
+    """Whole again before the next run: everybody serves a refit of its own, and no lane turns any more for the last."""
     for _ in range(3):
         await recovery.refit()
+    before, now = dict[str, int](), await asyncio.to_thread(recovery.tokens)
+    while now != before:
+        await asyncio.sleep(PAUSE_SECONDS)
+        await recovery.refit()
+        before, now = now, await asyncio.to_thread(recovery.tokens)
 
 
 CASES: dict[str, Case] = {
