@@ -254,11 +254,12 @@ class Job:
         return live
 
     def _place(self, slot: Slot | SlotId) -> tuple[str, str]:
-        """(node, domain) of a slot for the planner; with ``data.links = network`` every rank stands alone."""
-        if self.config.data.links == "network":
-            return f"{slot.node}#{slot.key}", f"{slot.node}#{slot.key}"
-        member = self.agreement.view.members.get(slot.node)
-        return slot.node, member.value.domain if member else slot.node
+        """(node, domain) of a slot for the planner; with ``data.links = network`` every rank stands alone.
+
+        A node is a domain of its own, whatever ``node.domain`` says: no transport moves the planner's ``fabric`` link.
+        """
+        place = f"{slot.node}#{slot.key}" if self.config.data.links == "network" else slot.node
+        return place, place
 
     async def _layout(self, slot: Slot) -> Layout:
         if slot.digest not in self._layouts:

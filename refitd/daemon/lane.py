@@ -126,8 +126,8 @@ class LaneDriver:
 
     async def _turn(self, lane: Lane | None, token: int) -> None:
         if self.built:
-            for key, verified in (await revoke_all(self.built, self._log)).items():
-                self._absorb(key, verified)
+            for key, (number, verified) in (await revoke_all(self.built, self._log)).items():
+                self._absorb(key, number, verified)
         self._interrupt(lane.reason if lane else "the lane does not use this node any more")
         before = self.lane
         self.token, self.lane, self.built, self.attempt = token, lane, None, None
@@ -177,9 +177,12 @@ class LaneDriver:
         rank = self.context.ranks.get(slot.key)
         return bool(rank and rank.mover and rank.life == slot.mover)
 
-    def _absorb(self, key: str, verified: list[int]) -> None:
-        """Keep what a mover of ours had verified, so that no later attempt moves it again; it went with its process."""
-        attempt = self.attempt
+    def _absorb(self, key: str, number: int, verified: list[int]) -> None:
+        """Keep what a mover of ours had verified, so that no later attempt moves it again; it went with its process.
+
+        ``number``: of its attempt. What it says of one before, under the same token, is of another publication.
+        """
+        attempt = self.attempt if self.attempt and self.attempt.publication.revision == number else None
         if not any(slot.key == key and self.is_about(slot) for slot in self._mine()):
             self.held.pop(key, None)
         elif attempt and verified and key in attempt.members:
@@ -340,15 +343,17 @@ class LaneDriver:
         self._connected_before = True
 
     def _mover_failed(self, key: str, message: dict[str, Any]) -> None:
-        if self.attempt:
+        number = int(message.get("attempt") or 0)
+        if self.attempt and self.attempt.publication.revision == number:
             self.attempt.count(key, message)
-        self._absorb(key, list(message.get("verified") or []))
+        self._absorb(key, number, list(message.get("verified") or []))
         edge = tuple(str(end) for end in message.get("edge") or ())
         self.fail(edge, str(message.get("reason")))
 
     def mover_died(self, key: str) -> None:
         """A mover that this lane used is gone; the new member record turns the lane."""
         if self.built and key in self.built.handles:
-            self._absorb(key, self.attempt.last_verified(key) if self.attempt else [])
+            attempt = self.attempt
+            self._absorb(key, *((attempt.publication.revision, attempt.last_verified(key)) if attempt else (0, [])))
             self.built.gone(key)
             self.poke()

@@ -247,8 +247,8 @@ class Requests:
         job, rank = self._rank(session, TRAINER)
         if rank.offer:
             job.loans.withdraw(rank, rank.offer.offer.seq, "the trainer released its memory")
+        rank.close()  # first: no lane may have it mapped anew meanwhile
         await job.movers.unmap(rank)
-        rank.close()
         return NOTHING
 
     def _check_ticket(self, session: Session, value: Any) -> Ticket:

@@ -35,7 +35,7 @@ class Built:
     handles: dict[str, MoverHandle]
     deadline: float
     waiting: set[str]
-    verified: dict[str, list[int]] = field(default_factory=dict)
+    verified: dict[str, tuple[int, list[int]]] = field(default_factory=dict)  # of which attempt, and which buckets
     stopped: dict[str, asyncio.Event] = field(default_factory=dict)
     programs: dict[str, Program] = field(default_factory=dict)
     wiring: Wiring = UNWIRED
@@ -55,7 +55,7 @@ class Built:
         self.waiting.discard(key)
 
     def revoked(self, key: str, message: dict[str, Any]) -> None:
-        self.verified[key] = list(message.get("verified") or [])
+        self.verified[key] = int(message.get("attempt") or 0), list(message.get("verified") or [])
         self._stopped(key).set()
 
     def gone(self, key: str) -> None:
@@ -69,8 +69,9 @@ class Built:
         await self._stopped(key).wait()
 
 
-async def revoke_all(built: Built, log: Any) -> dict[str, list[int]]:
-    """Stop our movers' work for a token: after this nobody here moves data for it (I5). What each had verified.
+async def revoke_all(built: Built, log: Any) -> dict[str, tuple[int, list[int]]]:
+    """Stop our movers' work for a token: after this nobody here moves data for it (I5). What each had verified, and of
+    which attempt.
 
     A mover that does not answer in time is killed; its death is as good an answer.
     """

@@ -84,16 +84,46 @@ def test_what_a_rank_holds_is_believed_of_its_present_node_alone(monkeypatch: py
     assert fetched == [("b", "new0")]
 
 
+class Known(str):
+    """Boxes that a rank has."""
+
+    __slots__ = ()
+
+    def union(self, more: str) -> str:
+        return more
+
+
 @pytest.mark.parametrize(
-    ("life", "digest", "kept"), [("new", "d", {"engine/r0/0": "more"}), ("other", "d", {}), ("new", "changed", {})]
-)
-def test_what_was_verified_goes_with_the_process_and_its_layout(life: str, digest: str, kept: dict[str, str]) -> None:
-    """A mover's last word may come after the next process of its rank."""
+    ("life", "digest", "number", "kept"),
+    [
+        ("new", "d", 7, {"engine/r0/0": "more"}), ("other", "d", 7, {}), ("new", "changed", 7, {}),
+        ("new", "d", 6, {"engine/r0/0": "known"}), ("new", "d", 0, {"engine/r0/0": "known"}),
+    ],
+)  # fmt: skip
+def test_what_was_verified_goes_with_the_process_its_layout_and_its_attempt(
+    life: str, digest: str, number: int, kept: dict[str, str]
+) -> None:
+    """A mover's last word may come after the next process of its rank, or when the lane is at another publication: its
+    buckets have the same numbers, and other bytes."""
     rank = SimpleNamespace(session=SimpleNamespace(incarnation=life), digest=digest)
-    known, key = SimpleNamespace(union=lambda more: more), "engine/r0/0"
+    known, key = Known("known"), "engine/r0/0"
     driver = cast("Any", object.__new__(LaneDriver))
     driver.context, driver.held = SimpleNamespace(node="a", ranks={key: rank}), {key: known}
     driver.lane = Lane("r0", (slot(0, "a"),), (), (), (), "")
-    driver.attempt = SimpleNamespace(members={key}, plan=SimpleNamespace(held=lambda _key, _verified: "more"))
-    driver._absorb(key, [1, 2])
+    plan = SimpleNamespace(held=lambda _key, _verified: "more")
+    driver.attempt = SimpleNamespace(members={key}, plan=plan, publication=PubId(1, 7))
+    driver._absorb(key, number, [1, 2])
     assert driver.held == kept
+
+
+@pytest.mark.parametrize(("number", "counted"), [(7, ["count", "absorb 7"]), (6, ["absorb 6"])])
+def test_a_failure_of_the_attempt_before_counts_for_nothing_but_fails(number: int, counted: list[str]) -> None:
+    """The trainers withdrew it, and the lane is at the next publication under the same token."""
+    done: list[str] = []
+    driver = cast("Any", SimpleNamespace(
+        attempt=SimpleNamespace(publication=PubId(1, 7), count=lambda *_: done.append("count")),
+        _absorb=lambda _key, number, _verified: done.append(f"absorb {number}"),
+        fail=lambda _edge, reason: done.append(reason),
+    ))  # fmt: skip
+    LaneDriver._mover_failed(driver, "engine/r0/0", {"attempt": number, "verified": [1], "reason": "EOF"})
+    assert done == [*counted, "EOF"]

@@ -8,7 +8,8 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -18,7 +19,7 @@ from refitd.daemon.rank import lent_memory, shadow_memory
 from refitd.daemon.requests import Requests
 from refitd.errors import ConfigError, InputError, Refused
 from refitd.hook.memfd import create_document, create_memory
-from refitd.hook.messages import PROTO
+from refitd.hook.messages import PROTO, TRAINER
 from refitd.hook.page import ControlPage
 from refitd.hook.session import Fds, Session
 from refitd.hook.wire import Connection
@@ -79,6 +80,21 @@ def config(folder: Path, **more: object) -> Any:
         "metrics.listen": "", **more,
     }  # fmt: skip
     return load(None, {}, values)
+
+
+def test_a_trainer_that_releases_its_memory_has_none_that_could_be_mapped_anew() -> None:
+    """A lane that was about to read maps what is there, behind the answer that the trainer waits for."""
+    happened: list[str] = []
+
+    async def unmap(_rank: Any) -> None:
+        happened.append("unmapped")
+
+    session = cast("Any", SimpleNamespace(job="job", key="trainer/run/0", side=TRAINER, group="run"))
+    rank = SimpleNamespace(session=session, offer=None, close=lambda: happened.append("forgotten"))
+    job = SimpleNamespace(ranks={session.key: rank}, movers=SimpleNamespace(unmap=unmap))
+    requests = Requests(cast("Any", SimpleNamespace(job=lambda _name: job, config=MagicMock())))
+    asyncio.run(requests._release_trainer(session))
+    assert happened == ["forgotten", "unmapped"]
 
 
 def test_a_node_has_one_daemon(tmp_path: Path) -> None:

@@ -210,6 +210,31 @@ def test_a_cap_on_bandwidth_holds_senders_back(rig: Make) -> None:
         limit.close()
 
 
+def test_a_sender_that_waits_for_its_share_of_the_bandwidth_keeps_nothing_waiting(rig: Make) -> None:
+    """At 20 bytes a second it would for half a minute. What is packed keeps its round and memory until it is sent."""
+    one = rig()
+    limit = Limit.create()
+    try:
+        limit.set(20)
+        one.build()
+        one.built()
+        for key in TRAINERS:
+            one.parties[key].lane._board.limit = limit  # type: ignore[union-attr]
+        asked = threading.Event()
+        take = limit.take
+        limit.take = lambda nbytes, tick: asked.set() or take(nbytes, tick)  # type: ignore[method-assign]
+        one.run(1)
+        assert asked.wait(30.0)
+        began = time.monotonic()
+        one.run(2)
+        assert time.monotonic() - began < 10.0
+        limit.set(None)
+        assert one.parties[ENGINES[0]].wait_for("done")["attempt"] == 2
+        assert arrived(one, ENGINES[0])
+    finally:
+        limit.close()
+
+
 def test_a_new_round_begins_while_the_old_one_waits_for_a_rank(rig: Make) -> None:
     """A sender that was never told of attempt 1 joins at attempt 2: nothing of the first is in its way."""
     one = rig()

@@ -201,10 +201,19 @@ class Oracle:
             if newest is None or engine.page.dirty or engine.publication != newest
         ]
 
+    def best(self) -> PubId:
+        """The newest publication that a rank of a live replica serves."""
+        whole = [replica for replica in self.world.replicas.values() if replica.whole() and not replica.retired]
+        return max((engine.publication for replica in whole for engine in replica.ranks.values()), default=NONE)
+
+    def reached(self) -> bool:
+        """Whether some live replica serves what a trainer was told is committed, or something newer. One that has taken
+        the ticket of its shadow does so a moment after that."""
+        return self.best() >= max(self.told, default=NONE)
+
     def assert_nothing_lost(self) -> None:
         """What a trainer was told is committed, some live replica has, or something newer."""
-        whole = [replica for replica in self.world.replicas.values() if replica.whole() and not replica.retired]
-        best = max((engine.publication for replica in whole for engine in replica.ranks.values()), default=NONE)
+        best = self.best()
         for publication in self.told:
             self.expect(best >= publication, "lost", f"{publication}, and the newest that anybody has is {best}")
 

@@ -314,6 +314,7 @@ async def chaos(scenario: Scenario, cells: list[tuple[str, str]]) -> Nemesis:
         await scenario.assert_calm()
     world.seconds["recovery"] = await scenario.assert_i7_converges("after the faults")
     await asyncio.sleep(2.0)
+    await scenario.until(world.oracle.reached, 5.0)
     world.oracle.assert_nothing_lost()
     world.check()
     supervisor.cancel()

@@ -43,6 +43,7 @@ class Promises:
         if self._lost(edge):
             return None
         try:
+            self._pace(batch.payload)  # first: what is packed keeps the round, and its memory
             outgoing = self._packed(edge, step, batch)
         except (TransportError, InputError) as error:
             reason = error.reason if isinstance(error, TransportError) else str(error)
@@ -52,7 +53,6 @@ class Promises:
         except Stopped:
             return None
         try:
-            self._pace(batch.payload)
             self._links.say(edge, "bucket", **self._names(batch.buckets))
         except BaseException:
             outgoing.release()
@@ -77,7 +77,7 @@ class Promises:
             nbytes -= self._board.limit.take(nbytes, self._tick)
 
     def _tick(self) -> None:
-        if self._board.stopping:
+        if self._board.stopping or self._round.stopped:
             raise Stopped
         self._meanwhile()
 
