@@ -140,9 +140,12 @@ class Lane:
             transport.revoke()
         round_ = self._board.round
         if round_ is not None:
+            round_.stop()
+        for transport in self._transports:  # first: a call of a library that hangs keeps memory until it is aborted
+            transport.abort()
+        if round_ is not None:
             round_.halt()
         for transport in self._transports:
-            transport.abort()
             transport.close()
         self._supervisor.join()
         return NOTHING if round_ is None else state_of(round_)

@@ -112,12 +112,17 @@ class Round:
         """Whether nothing may move yet, as a tester has not had its say."""
         return self._held
 
-    def halt(self) -> None:
-        """Stop the round; on return no worker reads or writes memory for it any more."""
+    def stop(self) -> None:
+        """Nobody begins to read or write memory for it any more."""
         with self.cond:
             self.stopped = True
             if not self.finished():  # else nobody waits for anything of it
                 self.cond.notify_all()
+
+    def halt(self) -> None:
+        """Stop the round; on return no worker reads or writes memory for it any more."""
+        self.stop()
+        with self.cond:
             self.cond.wait_for(lambda: self._touching == 0)
 
     def touching(self) -> AbstractContextManager[None]:

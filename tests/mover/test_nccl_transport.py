@@ -12,6 +12,7 @@ import pytest
 from mover_rig import ENGINES, TRAINERS, Sketch, column_cut
 from nccl_rig import NcclRig
 
+from refitd.errors import TransportError
 from refitd.mover.limit import Limit
 from refitd.plan.program import NETWORK
 
@@ -208,6 +209,32 @@ def test_a_cap_on_bandwidth_holds_senders_back(rig: Make) -> None:
         assert sum(taken) == 512
     finally:
         limit.close()
+
+
+def test_a_call_that_hangs_in_the_middle_of_a_round_is_aborted(rig: Make) -> None:
+    """The driver's thread is inside the library, with something packed, and nobody else can let go of that."""
+    one = rig()
+    one.build()
+    one.built()
+    party, comm = one.parties[TRAINERS[0]], one.driver(TRAINERS[0])._comm
+    inside, aborted, abort = threading.Event(), threading.Event(), comm.abort
+
+    def hangs(*_arguments: Any) -> Any:
+        inside.set()
+        aborted.wait(20.0)
+        raise TransportError((TRAINERS[0], ENGINES[0]), "aborted")
+
+    def ends() -> None:
+        aborted.set()
+        abort()
+
+    comm.exchange, comm.abort = hangs, ends
+    one.run()
+    assert inside.wait(30.0)
+    began = time.monotonic()
+    party.lane.revoke()  # type: ignore[union-attr]
+    assert time.monotonic() - began < 10.0
+    assert aborted.is_set()
 
 
 def test_a_sender_that_waits_for_its_share_of_the_bandwidth_keeps_nothing_waiting(rig: Make) -> None:
