@@ -53,7 +53,7 @@ def serve() -> float:
 
 step = -1
 while step < int(last):
-    pending = engine.pending() if rank == 0 else None  # between two steps the replica's lead asks
+    pending = engine.pending()  # every rank, between two steps: it stays in touch; the replica's lead may get a ticket
     ticket = to_all(pending.to_json() if pending else None)
     if ticket:
         try:

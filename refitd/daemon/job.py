@@ -55,6 +55,7 @@ class Job:
         self.blobs: dict[str, bytes] = {}
         self.network_bytes = 0
         self.on_ended: Callable[[Job], None] = lambda _job: None
+        self._fetched: dict[str, bytes] = {}  # of other nodes, the oldest first
         self._passing: deque[str] = deque()  # documents that nobody asks for once their attempt is over
         self._layouts: dict[str, Layout] = {}
         self._learning: dict[str, asyncio.Task[None]] = {}  # layouts on their way, by digest
@@ -313,11 +314,13 @@ class Job:
         return digest
 
     async def blob(self, node: str, digest: str) -> bytes:
-        if digest in self.blobs:
-            return self.blobs[digest]
+        if (known := self.blobs.get(digest, self._fetched.get(digest))) is not None:
+            return known
         host, port = self.address(node)
-        self.blobs[digest] = await fetch_blob(f"{host}:{port}", self.secret, digest)
-        return self.blobs[digest]
+        self._fetched[digest] = data = await fetch_blob(f"{host}:{port}", self.secret, digest)
+        while len(self._fetched) > KEEP_BLOBS:
+            del self._fetched[next(iter(self._fetched))]
+        return data
 
     def spread(self, key: str, publication: PubId, whole: bool) -> None:
         for lane in self.lanes.values():

@@ -60,6 +60,7 @@ class Channel:
 
     def forget(self, call: int) -> None:
         """Throw the answer of ``call`` away when it comes."""
+        self._methods.pop(call, None)
         if call in self._answers:
             _close_all(self._answers.pop(call)[1])
         else:

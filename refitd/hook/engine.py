@@ -98,6 +98,9 @@ class Engine:
     def pending(self, wait: float = 0.0) -> Ticket | None:
         """The ticket that this replica should take now, or None. Only the replica's lead is ever given one.
 
+        Every rank asks between two steps all the same: here it takes in what its daemon says, and comes back to one
+        that was restarted. Without all of its ranks a replica gets nothing.
+
         Never blocks unless ``wait`` seconds are given. A ticket stays until it was received or applied, or until the
         daemon replaces it; one to ``apply`` is taken by being returned and is not replaced any more, unless it is for
         what is served already.
@@ -173,7 +176,7 @@ class Engine:
         done = loan.run()
         failpoint("apply", role="engine", key=self.client.identity.key)
         loan.land()
-        self._served.keep(blocks)
+        self._served.keep(blocks, loan.arena)
         self._switch(done)
         self._tell_done(done)
         stamp("receive.ended", self.client.identity.key)
@@ -189,6 +192,7 @@ class Engine:
         shadow changed during the copy, and DeviceError: the rank then stays dirty.
         """
         self._check(ticket, "apply", *SHADOWS)
+        self._hear()  # a worker that is only told to apply has to read what its daemon says, too
         blocks = blocks_of(tensors, moved(self._layout, self._keep))
         assert self._shadow is not None
         seal = self._seal(ticket)

@@ -12,7 +12,7 @@ from refitd.failpoints import failpoint
 from refitd.hook.blocks import Block
 from refitd.hook.channel import Answered, readable, remaining
 from refitd.hook.client import Client
-from refitd.hook.memory import Staging
+from refitd.hook.memory import SharedArena, Staging
 from refitd.hook.messages import Ticket
 from refitd.hook.wire import Message
 from refitd.stamps import stamp
@@ -43,6 +43,11 @@ class Loan:
         self._patient_until = 0.0
         self._lent, self._word = False, 0
         self._was_dirty = client.page.dirty
+
+    @property
+    def arena(self) -> SharedArena | None:
+        """Where that was received which lies outside of memory that could be lent; None where nothing does."""
+        return self._export.arena
 
     def run(self) -> Ticket:
         """Lend until a commit comes; the ticket that was committed.

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from refitd.errors import InputError
+from refitd.errors import DaemonUnavailable, InputError
 from refitd.hook.blocks import Block, Bytes
 from refitd.hook.gpu.export import DeviceExport
 from refitd.hook.gpu.lend import Lender
@@ -179,10 +179,18 @@ class Staging:
         return Export(memory, fds.fds, staged, len(staged) < len(blocks), arena)
 
     @contextlib.contextmanager
-    def registered(self, blocks: Mapping[str, Block]) -> Iterator[tuple[Mapping[str, Any], Sequence[int]]]:
-        """``blocks`` as ``register`` says of memory that is lent with it, and their descriptors, valid inside."""
+    def registered(
+        self, blocks: Mapping[str, Block], arena: SharedArena | None = None
+    ) -> Iterator[tuple[Mapping[str, Any], Sequence[int]]]:
+        """``blocks`` as ``register`` says of memory that is lent with it, and their descriptors, valid inside.
+
+        ``arena`` has what of them is staged. Raises DaemonUnavailable where other memory would be described for them,
+        as a GPU's driver does not share it at this moment: nothing was copied there, and it would be read as theirs.
+        """
         export = self.export(blocks)
         try:
+            if export.staged and export.arena is not arena:
+                raise DaemonUnavailable("the memory that is lent with the registration cannot be shared at present")
             yield {"shadow": {"device": None, **export.fields()}}, export.fds
         finally:
             export.close()

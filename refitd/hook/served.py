@@ -10,8 +10,9 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from refitd.errors import DaemonUnavailable
 from refitd.hook.blocks import Block
-from refitd.hook.memory import Staging
+from refitd.hook.memory import SharedArena, Staging
 from refitd.hook.page import ControlPage
 
 
@@ -21,14 +22,17 @@ class Served:
     def __init__(self, page: ControlPage, staging: Staging) -> None:
         self._page, self._staging = page, staging
         self._blocks: Mapping[str, Block] | None = None
+        self._arena: SharedArena | None = None
 
-    def keep(self, blocks: Mapping[str, Block]) -> None:
-        """They have a whole publication now. Their tensors stay alive until `forget`."""
-        self._blocks = blocks
+    def keep(self, blocks: Mapping[str, Block], arena: SharedArena | None) -> None:
+        """They have a whole publication now, and so has the staging ``arena`` of those that were not lent themselves.
+        Their tensors stay alive until `forget`.
+        """
+        self._blocks, self._arena = blocks, arena
 
     def forget(self) -> None:
         """They are about to change, to move or to be freed."""
-        self._blocks = None
+        self._blocks = self._arena = None
 
     @contextlib.contextmanager
     def lend(self) -> Iterator[tuple[Mapping[str, Any], Sequence[int]]]:
@@ -36,5 +40,9 @@ class Served:
         if self._blocks is None or self._page.dirty:
             yield {}, ()
             return
-        with self._staging.registered(self._blocks) as lent:
+        with contextlib.ExitStack() as stack:
+            try:
+                lent = stack.enter_context(self._staging.registered(self._blocks, self._arena))
+            except DaemonUnavailable:
+                lent = {}, ()
             yield lent

@@ -17,6 +17,7 @@ from refitd.telemetry.facts import Verdict
 from refitd.telemetry.routes import Health, Picture, Ready, Routes
 
 _SLOW = 5.0  # seconds that a client may take over its request
+MAX_CLIENTS = 64  # each is a thread and a descriptor; when another comes, the oldest is hung up on
 _HEADERS = (
     ("Cache-Control", "no-store"),
     ("X-Content-Type-Options", "nosniff"),
@@ -88,7 +89,7 @@ class _Server(ThreadingHTTPServer):
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self.routes = routes
         self._lock = threading.Lock()
-        self._clients: set[socket.socket] = set()
+        self._clients: dict[socket.socket, None] = {}  # the oldest first
         super().__init__((host, port), _Handler)
 
     def server_bind(self) -> None:
@@ -98,12 +99,15 @@ class _Server(ThreadingHTTPServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._lock:
-            self._clients.add(request)
+            if len(self._clients) >= MAX_CLIENTS:
+                _hang_up(oldest := next(iter(self._clients)))
+                del self._clients[oldest]
+            self._clients[request] = None
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
         with self._lock:
-            self._clients.discard(request)
+            self._clients.pop(request, None)
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -115,8 +119,12 @@ class _Server(ThreadingHTTPServer):
         """End connections whose clients say nothing; their threads would stay until the timeout."""
         with self._lock:
             for client in self._clients:
-                with contextlib.suppress(OSError):  # it hung up itself
-                    client.shutdown(socket.SHUT_RD)
+                _hang_up(client)
+
+
+def _hang_up(client: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # it hung up itself
+        client.shutdown(socket.SHUT_RD)
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -116,3 +116,26 @@ def test_a_decision_does_not_wait_for_a_node_that_does_not_send_its_layout(monke
     where = [("mute", "silent"), ("broken", "there"), ("well", "there")]
     asyncio.run(scenario())
     assert asked == ["mute silent", "broken there", "well there"]
+
+
+def test_documents_of_other_nodes_are_kept_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each repair has others; a job's own, and those that were fetched lately, are not fetched."""
+    monkeypatch.setattr(job_module, "KEEP_BLOBS", 2)
+    fetched: list[str] = []
+
+    async def fetch(_address: str, _secret: Any, digest: str) -> bytes:
+        fetched.append(digest)
+        return digest.encode()
+
+    monkeypatch.setattr(job_module, "fetch_blob", fetch)
+
+    async def scenario() -> list[bytes]:
+        job = cast("Any", SimpleNamespace(
+            blobs={"own": b"own"}, _fetched={}, secret=None, address=lambda _node: ("127.0.0.1", 1),
+        ))  # fmt: skip
+        found = [await Job.blob(job, "b", digest) for digest in ("own", "1", "2", "2", "3", "1")]
+        assert sorted(job._fetched) == ["1", "3"]
+        return found
+
+    assert asyncio.run(scenario()) == [b"own", b"1", b"2", b"2", b"3", b"1"]
+    assert fetched == ["1", "2", "3", "1"]

@@ -129,3 +129,26 @@ def test_a_shadow_that_comes_anew_is_called_by_its_lead_in_silence() -> None:
         assert (second.generation, second.revision) == (first.generation, first.revision)
         assert second.token > first.token
         assert pair[0].pending() is None
+
+
+def test_all_ranks_come_back_to_a_daemon_that_was_restarted() -> None:
+    """By asking between two steps, as each does; the replica would have no lane otherwise."""
+    with ExitStack() as stack:
+        daemon = stack.enter_context(LocalDaemon(config=PATIENT))
+        trainer = trains(stack, daemon)
+        pair = [stack.enter_context(connect(daemon, "r0", rank, 2)) for rank in range(2)]
+        wait_until(lambda: lanes(daemon) == {"r0": 2}, "the lane is made", SECONDS)
+        daemon.kill()
+        daemon.start()
+
+        def back() -> bool:
+            assert [engine.pending() for engine in pair] == [None, None]
+            ranks = daemon.status()["jobs"].get("job", {}).get("ranks", [])
+            return [rank["key"] for rank in ranks] == ["engine/r0/0", "engine/r0/1"]
+
+        wait_until(back, "both ranks are back", SECONDS)
+        memory = [shared_empty((HALF,), torch.float32) for _ in range(2)]
+        trainer.plan_seconds = SECONDS
+        wait_until(lambda: sevens(trainer).released(0.0) is RELEASED, "the trainer is back", SECONDS)
+        assert receive(pair, memory) == 1
+        assert [sorted(set(weights.tolist())) for weights in memory] == [[7.0], [7.0]]

@@ -9,9 +9,11 @@ import pytest
 import torch
 from fake_daemon import TICKET, FakeDaemon, Mover, Plain
 
-from refitd.errors import DeviceError, ProtocolError, ReceiveFailed, Refused
+from refitd.errors import DaemonUnavailable, DeviceError, ProtocolError, ReceiveFailed, Refused
+from refitd.hook.blocks import blocks_of
 from refitd.hook.engine import Engine, connect_engine
 from refitd.hook.loan import Loan
+from refitd.hook.memory import Staging
 from refitd.hook.messages import Ticket, check
 from refitd.hook.page import ControlPage, Taken
 
@@ -154,6 +156,44 @@ def test_a_client_that_closes_ends_its_loan(daemon: FakeDaemon, engine: Engine) 
     engine.close()
     assert page.loan_word == word + 1
     page.close()
+
+
+def test_a_worker_that_is_only_told_to_apply_reads_what_its_daemon_says(daemon: FakeDaemon, engine: Engine) -> None:
+    """Else the socket fills, and the daemon hangs up on it."""
+    engine.register(Plain({"w": (4, "float32")}), mode="host_shadow")
+    engine.client.page.set_shadow_publication(1, 7)
+    for _ in range(3):
+        engine.apply(Ticket.from_json({**TICKET, "kind": "apply"}), {"w": torch.zeros(4)})
+        daemon.seen("applied", len(daemon.of("applied")))
+    channel = engine.client._channel
+    assert channel is not None
+    engine.pending()
+    assert (len(daemon.of("applied")), channel._methods, channel._answers) == (3, {}, {})
+
+
+def test_what_was_staged_is_lent_again_only_from_where_it_is(engine: Engine) -> None:
+    """Memory that a driver cannot share at this moment would be described as a new arena: zeros, read as weights."""
+    served, weights = engine._served, {"w": torch.ones(4)}
+    blocks = blocks_of(weights, {"w": (4, "float32")})
+    arena = engine._staging.export(blocks).arena
+    served.keep(blocks, arena)
+    with served.lend() as (fields, fds):
+        assert ([region["name"] for region in fields["shadow"]["memory"]], len(fds)) == (["w"], 1)
+    served.keep(blocks, None)  # as where all was lent on a GPU
+    with served.lend() as lent:
+        assert lent == ({}, ())
+    engine._staging.discard()
+    served.keep(blocks, arena)
+    with served.lend() as lent:
+        assert lent == ({}, ())
+
+
+def test_a_shadow_on_a_gpu_that_cannot_be_shared_now_is_registered_later() -> None:
+    """Not as host memory, which nothing was ever written to and which it would not be filled from."""
+    staging = Staging()
+    blocks = blocks_of({"w": torch.ones(4)}, {"w": (4, "float32")})
+    with pytest.raises(DaemonUnavailable, match="cannot be shared at present"), staging.registered(blocks):
+        pass
 
 
 @pytest.mark.parametrize("loan", [-1, "7", None, 1 << 64])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import socket
@@ -15,6 +16,7 @@ import pictures
 import pytest
 
 from refitd.errors import ConfigError
+from refitd.telemetry import http as http_module
 from refitd.telemetry.facts import Verdict
 from refitd.telemetry.http import MetricsServer
 from refitd.telemetry.metrics import Metrics
@@ -204,4 +206,16 @@ def test_ipv6() -> None:
     server = MetricsServer("::1", 0, Metrics(process=False).registry)
     assert server.url.startswith("http://[::1]:")
     assert fetch(server.url + "/healthz")[0] == 200
+    server.close()
+
+
+def test_a_crowd_that_says_nothing_keeps_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each connection is a thread and a descriptor: when there are many, the oldest is hung up on."""
+    monkeypatch.setattr(http_module, "MAX_CLIENTS", 4)
+    server = MetricsServer("127.0.0.1", 0, Metrics(process=False).registry)
+    with contextlib.ExitStack() as stack:
+        crowd = [stack.enter_context(socket.create_connection(server.address, timeout=4.0)) for _ in range(6)]
+        assert [client.recv(1) for client in crowd[:2]] == [b"", b""]
+        assert fetch(server.url + "/")[0] == 200
+        assert len(server._server._clients) <= 4
     server.close()
