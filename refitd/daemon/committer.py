@@ -78,11 +78,9 @@ class Committer:
         """A lead of ours that does not serve what its shadow holds: it may have dropped a ticket that it had taken, as
         its shadow was empty for a while. One that is only slow has it already, and does nothing about another."""
         lane = self._driver.lane
-        for rank in self._driver.meant_members():
-            mine = lane is not None and lane.lead.key == rank.key and rank.shadowed
-            if mine and rank.served < publication and rank.holds(publication):
-                return rank
-        return None
+        lead = next((rank for rank in self._driver.meant_members() if lane and rank.key == lane.lead.key), None)
+        waits = lead is not None and lead.shadowed and lead.served < publication and lead.holds(publication)
+        return lead if waits else None
 
     async def void(self, rank: LocalRank, publication: PubId) -> None:
         """A rank took its memory back before it heard of the commit: the replica has not got it, and must get it again.

@@ -46,8 +46,9 @@ class Voice:
         self._failures = 0
 
     def fail(self, failure: Failure) -> float:
-        """This token will not do; seconds until that is said. None where we have said "verified": a commit may rest on
-        that, and be told, as long as it stands."""
+        """This token will not do; seconds until that is said. At once where our word is "verified": a commit may rest
+        on that as long as it stands.
+        """
         self.failure, delay = failure, _BACKOFF[min(self._failures, len(_BACKOFF) - 1)]
         said = self._driver.context.agreement.view.ack(self._driver.replica, self._driver.context.node)
         if said is not None and (said.token, said.phase) == (self._driver.token, "verified"):

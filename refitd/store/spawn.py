@@ -143,7 +143,7 @@ def _command(program: pathlib.Path, data: pathlib.Path, where: Where, health: in
         # One member has nobody to lose an election to; this makes it start sooner and allows leases of 1 s.
         "--heartbeat-interval": "50",
         "--election-timeout": "500",
-        # Every publication is dozens of writes. Kept for ever they fill its quota within days; our watches bear it.
+        # Every publication is dozens of writes, and history that is kept for ever fills its quota; our watches bear it.
         "--auto-compaction-mode": "periodic",
         "--auto-compaction-retention": "5m",
         "--logger": "zap",

@@ -188,6 +188,13 @@ def test_a_mover_that_does_not_answer_is_killed(monkeypatch: pytest.MonkeyPatch)
     run(test, monkeypatch)
 
 
+class Full(Handle):
+    """One that cannot be sent a descriptor, as none is left."""
+
+    def send(self, message: dict[str, Any], fds: Any = ()) -> None:
+        raise OSError(24, "Too many open files")
+
+
 class Pool:
     """Its first mover is not started, the next cannot be sent a descriptor, and the third is good."""
 
@@ -199,14 +206,8 @@ class Pool:
         self.asked += 1
         if self.asked == 1:
             raise TransportError(("daemon", key), "the fork server did not fork")
-        handle = Handle(key)
+        handle = Full(key) if self.asked == 2 else Handle(key)
         self.made.append(handle)
-        if self.asked == 2:
-
-            def full(*_: Any) -> None:
-                raise OSError(24, "Too many open files")
-
-            handle.send = full  # type: ignore[method-assign]
         return handle
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from e2e_refit import SECONDS, WHOLE, new_job, pair, refit, weights
+from e2e_refit import PATIENT, SECONDS, WHOLE, new_job, pair, refit, weights
 
 from refitd import connect_engine, connect_trainer
 from refitd.errors import InputError
@@ -27,7 +27,6 @@ from refitd.testing import LocalDaemon, split_layout, wait_until
 HERE = Path(__file__).parent
 ROWS, COLS = 1200, 1000  # 4.8 MB, which take seconds where a node sends 2 MB a second
 LARGE = {"w": ((ROWS, COLS), "float32")}
-PATIENT = {"timeouts.offer": 60.0}
 
 
 def ranks(daemon: LocalDaemon, job: str) -> dict[str, dict[str, Any]]:

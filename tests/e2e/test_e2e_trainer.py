@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from e2e_refit import WHOLE, new_job, pair, refit, take, weights
+from e2e_refit import PATIENT, WHOLE, new_job, pair, refit, take, weights
 
 from refitd import SKIPPED, connect_engine, connect_trainer, shared_empty
 from refitd.hook.trainer import Trainer
@@ -51,7 +51,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_a_trainer_whose_daemon_is_lost_goes_on(fault: str, caplog: pytest.LogCaptureFixture) -> None:
     """Stopped or killed in the middle of a job: little is lost and it is said once."""
     with (
-        LocalDaemon(config={"timeouts.offer": 60.0}) as daemon,
+        LocalDaemon(config=PATIENT) as daemon,
         pair(daemon, LAYOUT, LAYOUT, stale_seconds=1.0) as (trainer, engine),
     ):
         report, _memory = refit(trainer, engine, 1)
