@@ -112,7 +112,7 @@ class FakeDaemon:
         return page
 
     def seen(self, method: str, count: int = 1, timeout: float = 10.0) -> dict[str, Any]:
-        """The ``count``-th request of that method, waited for."""
+        """The ``count``-th request of that method (from 1), waited for."""
         with self._changed:
             assert self._changed.wait_for(lambda: len(self.of(method)) >= count, timeout), (method, self.requests)
         return self.of(method)[count - 1]
