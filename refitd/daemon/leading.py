@@ -104,7 +104,7 @@ class Leading:
         await job.learn_layouts(unknown)
         changes = view.changes
         self._patience = self._patience or Patience(limits(job.config))
-        facts = self._patience.look(view, now, settled)
+        facts = self._patience.look(view, now, settled, self._covers)
         writes = decide(view, facts, self._covers)
         self.ended = facts.ended and not writes
         self._quiet = (changes, settled) if not writes and not unknown else None

@@ -209,6 +209,14 @@ def hold_without(view: View, replica: str, publication: PubId, excluded: set[Slo
     return bool(digests) and covers(replica, digests)
 
 
+def unheld(view: View, replica: str, publication: PubId, covers: Covers) -> bool:
+    """Whether neither others nor the ranks of its own lane hold all of the publication that the replica needs."""
+    lane = view.open_lanes().get(replica)
+    if lane and hold_already(view, lane, lane.members, publication):
+        return False
+    return not hold_without(view, replica, publication, set(), covers)
+
+
 def _all_hold(view: View, publication: PubId, lane: Lane) -> bool:
     ids = lane.source_ids
     return view.memo(("all_hold", publication, ids), _HOLDER_KINDS, lambda: ids <= _pool(view, publication).ids)

@@ -13,12 +13,15 @@ from dataclasses import dataclass, field
 
 from refitd.epoch.cleanup import durable
 from refitd.epoch.facts import Facts
+from refitd.epoch.holders import Covers, unheld
 from refitd.epoch.publish import unpublished
 from refitd.epoch.records import Member
 from refitd.epoch.stage import committed, said, started
 from refitd.epoch.view import Stored, View
 
 EMPTY_SECONDS = 60.0  # a job that has no records any more is given up sooner
+# Records come in no order: the trainers' loans may be seen to end before the acks for which they ended.
+UNHELD_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +75,11 @@ class Patience:
         """When the facts will change although no record does; infinity where they will not."""
         return self._timers.due
 
-    def look(self, view: View, now: float, settled: bool) -> Facts:
+    def look(self, view: View, now: float, settled: bool, covers: Covers) -> Facts:
         """The facts at ``now`` (monotonic seconds). ``settled``: the store has answered for long enough."""
         self._timers.due = math.inf
         self._note_joins(view, now)
-        conditions = dict(self._conditions(view, settled))
+        conditions = dict(self._conditions(view, settled, covers))
         self._timers.keep(conditions)
         over = {name for name, seconds in conditions.items() if self._timers.over(name, now, seconds)}
         calm = _of("calm", over)
@@ -84,12 +87,13 @@ class Patience:
             self._came.pop(node, None)  # it was parked for these joins, and they are not held against it again
         return Facts(
             grace_over="grace" in over, joins_settled=self._settled(now), store_settled=settled,
-            flapping=tuple(self._flapping(now)), calm=calm, slow=_of("slow", over), gone=_of("gone", over),
+            flapping=tuple(self._flapping(now)), calm=calm,
+            slow=_of("slow", over), unheld=_of("unheld", over), gone=_of("gone", over),
             silent=frozenset(name[1:] for name in over if isinstance(name, tuple) and name[0] == "silent"),
             ended="ended" in over, max_dirty=self._limits.max_dirty,
         )  # fmt: skip
 
-    def _conditions(self, view: View, settled: bool) -> Iterator[tuple[object, float]]:
+    def _conditions(self, view: View, settled: bool, covers: Covers) -> Iterator[tuple[object, float]]:
         """What holds now, and how long it must hold to become a fact."""
         limits = self._limits
         if unpublished(view):
@@ -101,6 +105,8 @@ class Patience:
             yield from ((("silent", *pair), limits.silence) for pair in _unheard(view))
         for replica, revision in _pausing(view):
             yield ("slow", replica, revision), limits.pause
+        for replica, revision in _stranded(view, covers):
+            yield ("unheld", replica, revision), UNHELD_SECONDS
         replicas = view.replicas()
         yield from ((("gone", replica), limits.ttl) for replica in view.lanes if replica not in replicas)
         if not any(stored.value.ranks for stored in view.members.values()):
@@ -161,3 +167,14 @@ def _pausing(view: View) -> Iterator[tuple[str, int]]:
         stored = view.refits.get(replica)
         if stored and not committed(view, lane, stored.value.id) and not started(view, lane, stored.value.id):
             yield replica, stored.revision
+
+
+def _stranded(view: View, covers: Covers) -> Iterator[tuple[str, int]]:
+    """Replicas that have not committed the newest publication, and for which nobody holds it; and its revision."""
+    newest, lanes = view.newest, view.open_lanes()
+    if newest is None or f"{newest.revision}" in view.reports:
+        return
+    for replica in view.replicas():
+        lane = lanes.get(replica)
+        if not (lane and committed(view, lane, newest)) and unheld(view, replica, newest, covers):
+            yield replica, newest.revision

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from refitd.epoch.codec import encode
 from refitd.epoch.facts import Facts, Write
-from refitd.epoch.holders import Covers, hold_already, holders
+from refitd.epoch.holders import Covers, unheld
 from refitd.epoch.publish import guards
 from refitd.epoch.records import Lane, PubId, Refit
 from refitd.epoch.stage import committed, hopeless, served, started
@@ -90,7 +90,7 @@ def move_on(view: View, lane: Lane, facts: Facts, newest: PubId, covers: Covers)
     if refit == newest:
         return ""
     whole = committed(view, lane, refit)
-    if whole and _lost(view, lane, newest, covers):
+    if whole and unheld(view, lane.replica, newest, covers):
         return ""  # what it serves is better than what nobody has
     if refit.generation != newest.generation:
         return f"generation {newest.generation} has begun"
@@ -100,13 +100,7 @@ def move_on(view: View, lane: Lane, facts: Facts, newest: PubId, covers: Covers)
     if not started(view, lane, refit):
         stays = _waited_for(view, lane.replica) and lane.replica not in facts.slow
         return "" if stays else "a newer one came before the first byte"
-    return LOST if facts.store_settled and _lost(view, lane, refit, covers) else ""
-
-
-def _lost(view: View, lane: Lane, refit: PubId, covers: Covers) -> bool:
-    own = f"engine/{lane.replica}/"
-    alive = [slot.digest for key, slot in holders(view, refit).items() if not key.startswith(own)]
-    return not (alive and covers(lane.replica, alive)) and not hold_already(view, lane, lane.members, refit)
+    return LOST if facts.store_settled and unheld(view, lane.replica, refit, covers) else ""
 
 
 def awaited(view: View, replica: str, facts: Facts) -> str:

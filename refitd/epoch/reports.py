@@ -14,38 +14,44 @@ from refitd.epoch.suspicion import failures
 from refitd.epoch.view import View
 
 ENDED = "every whole replica has ended"
+UNHELD = "nobody holds it any more"
 
 
 def report(view: View, facts: Facts) -> Iterator[Write]:
-    """The report of the newest publication, once every whole replica has committed it or failed for good."""
+    """The report of the newest publication, once every whole replica has committed it, failed for good or is left
+    without a holder of it."""
     newest = view.newest
     if newest is None or f"{newest.revision}" in view.reports:
         return
     lanes = view.open_lanes()
-    if not lanes or not all(committed(view, lane, newest) or hopeless(view, lane) for lane in lanes.values()):
+    under_way = {name for name, lane in lanes.items() if not committed(view, lane, newest) and not hopeless(view, lane)}
+    waiting = under_way if lanes else set(view.replicas())  # without any lane, all may still get one
+    if not (lanes or waiting) or not waiting <= facts.unheld:
         return
-    record = assess(view, newest)
+    record = assess(view, newest, unheld=facts.unheld)
     if facts.store_settled or not record.missing:
         yield Write(f"reports/{newest.revision}", encode(record), 0, ENDED)
 
 
-def assess(view: View, publication: PubId, closed: str = ENDED) -> ReportRecord:
+def assess(view: View, publication: PubId, closed: str = ENDED, unheld: frozenset[str] = frozenset()) -> ReportRecord:
     """Who has committed a publication by now, and why the others have not."""
     done = tuple(name for name, lane in view.open_lanes().items() if committed(view, lane, publication))
-    missing = {replica: why_not(view, replica) for replica in view.replicas() if replica not in done}
+    missing = {replica: why_not(view, replica, replica in unheld) for replica in view.replicas() if replica not in done}
     step = view.publication.value.step if view.publication else 0
     return ReportRecord(publication.generation, publication.revision, step, done, missing, closed)
 
 
-def why_not(view: View, replica: str) -> str:
-    """Why a replica has not committed the newest publication."""
+def why_not(view: View, replica: str, unheld: bool = False) -> str:
+    """Why a replica has not committed the newest publication, which nobody holds any more where ``unheld``."""
     stored, refit = view.lanes.get(replica), view.refits.get(replica)
     if stored is None or not stored.value.members:
         wanted = desired_lane(view, replica, lambda _replica, _digests: True)
-        return wanted if isinstance(wanted, str) else "its lane is not made yet"
+        return wanted if isinstance(wanted, str) else UNHELD if unheld else "its lane is not made yet"
     failed = failures(view, stored.value)
     if failed:
         return f"{failed[0][0]}: {failed[0][1].reason}"
+    if unheld:
+        return UNHELD
     waits = refit is not None and refit.value.id != view.newest and committed(view, stored.value, refit.value.id)
     return "it waits for its turn" if waits else "it has not verified every byte yet"
 

@@ -137,7 +137,7 @@ def play(measure: Callable[[Callable[[], object]], float]) -> Outcome:
 
     def decision(what: str, view: View | None = None, clocks: Patience = patience) -> None:
         records = view or book.view
-        found.costs[what] = measure(lambda: decide(records, clocks.look(records, 1.0, True), covers))
+        found.costs[what] = measure(lambda: decide(records, clocks.look(records, 1.0, True, covers), covers))
 
     found.written["members"] = apply(book)
     publish(book)

@@ -108,7 +108,7 @@ def test_a_rank_that_nobody_calls_to_its_receive_is_not_waited_for_longer_than_a
     publish(book, 3)
     assert awaited(book.view, "r0", FACTS) == "r1"
     patience = Patience(Limits(pause=10.0))
-    assert patience.look(book.view, 100.0, settled=True).slow == frozenset()
-    facts = patience.look(book.view, 110.0, settled=True)
+    assert patience.look(book.view, 100.0, True, covers).slow == frozenset()
+    facts = patience.look(book.view, 110.0, True, covers)
     assert facts.slow == {"r1"}
     assert {name: refit.abandoned for name, refit in decided(book, facts).items()} == {"r0": 0, "r1": 2}

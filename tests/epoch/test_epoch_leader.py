@@ -11,9 +11,10 @@ from refitd.epoch.cleanup import KEEP_REPORTS
 from refitd.epoch.codec import decode
 from refitd.epoch.facts import Facts, Write
 from refitd.epoch.leader import decide
+from refitd.epoch.patience import Limits, Patience
 from refitd.epoch.publish import unpublished
 from refitd.epoch.records import Generation, Lane, Offers, PubId, Publication, Refit, ReportRecord
-from refitd.epoch.reports import assess, why_not
+from refitd.epoch.reports import assess, report, why_not
 
 KINDS: dict[str, type[Any]] = {
     "generation": Generation, "publication": Publication, "lanes": Lane, "refits": Refit, "reports": ReportRecord,
@@ -316,6 +317,57 @@ def test_why_a_replica_has_not_committed(lane: str, why: str) -> None:
     assert why_not(book.view, "r0") == why
     assert assess(book.view, target, "enough").missing == {"r0": why}
     assert assess(book.view, target, "enough").closed == "enough"
+
+
+def test_a_publication_that_nobody_holds_any_more_holds_no_report_up() -> None:
+    """The source took its memory back (a node that was stopped for too long, say): no one will ever have it."""
+    book, _target = standard()
+    all_ack(book, "prepared", book.view.newest or NONE)
+    book.node("e2", info("engine/r1/0"))
+    patience = Patience(Limits())
+    assert missing(book, patience, 100.0) is None
+    book.put("offers/t0", Offers(()))
+    assert missing(book, patience, 101.0) is None
+    assert patience.due == 106.0
+    assert missing(book, patience, 105.9) is None
+    told = {"r0": "nobody holds it any more", "r1": "nobody holds it any more"}
+    assert missing(book, patience, 106.0) == told
+
+
+def test_what_was_verified_is_held_although_the_loans_are_seen_to_end_before_that() -> None:
+    """Records come in no order: trainers take their memory back because of acks that the leader has yet to see."""
+    book, target = standard()
+    patience = Patience(Limits())
+    book.put("offers/t0", Offers(()))
+    book.put("offers/t1", Offers(()))
+    assert missing(book, patience, 100.0) is None
+    all_ack(book, "verified", target, ("e0",))
+    assert missing(book, patience, 104.9) is None
+    all_ack(book, "verified", target, ("e1",))
+    assert (missing(book, patience, 105.0), missing(book, patience, 200.0)) == (None, None)
+    book.commit("r0", target)
+    assert missing(book, patience, 200.1) == {}
+
+
+def test_a_publication_whose_lanes_are_all_closed_is_reported_when_its_loans_have_ended() -> None:
+    """A lane that is made again would read from the trainers as long as they lend."""
+    book, _target = standard()
+    patience = Patience(Limits())
+    book.node("e0", info(E0, "a", 2, mover=0))
+    book.put("lanes/r0", Lane("r0", (), (), (), (), "its mover died"))
+    assert (missing(book, patience, 100.0), missing(book, patience, 200.0)) == (None, None)
+    book.put("offers/t0", Offers(()))
+    assert missing(book, patience, 201.0) is None
+    assert missing(book, patience, 206.0) == {"r0": "engine/r0/0: no working mover"}
+    book.node("e0")
+    book.node("e1")
+    assert missing(book, patience, 206.1) is None, "nobody is there to have it"
+
+
+def missing(book: Book, patience: Patience, now: float) -> dict[str, str] | None:
+    """What a report that is written now says of those who have not committed; None where none is."""
+    found = list(report(book.view, patience.look(book.view, now, True, covers)))
+    return decode(ReportRecord, found[0].data or b"", "reports").missing if found else None
 
 
 def test_old_reports_and_acks_of_nodes_that_left_are_removed() -> None:

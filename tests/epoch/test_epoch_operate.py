@@ -101,25 +101,25 @@ def test_a_node_that_was_quiet_is_free_although_its_joins_are_within_the_window(
     """
     book, _target = standard()
     patience = Patience(Limits())
-    patience.look(book.view, 0.0, True)
+    patience.look(book.view, 0.0, True, covers)
     book.node("e2", engine("r2"))
-    facts = patience.look(book.view, 0.5, True)
+    facts = patience.look(book.view, 0.5, True, covers)
     for i in range(6):
         book.delete("members/e2")
         book.node("e2", engine("r2"))
-        facts = patience.look(book.view, 1.0 + i / 10, True)
+        facts = patience.look(book.view, 1.0 + i / 10, True, covers)
     assert reasons(book, "parked", facts) == {"parked/e2": "it has joined 7 times in a short while"}
     book.put("parked/e2", Parked("e2", "i", "it flaps", 7))
-    assert reasons(book, "parked", patience.look(book.view, 2.0, True)) == {}
+    assert reasons(book, "parked", patience.look(book.view, 2.0, True, covers)) == {}
     book.delete("members/e2")
     book.node("e2", engine("r2"))
-    assert reasons(book, "parked", patience.look(book.view, 10.0, True)) == {}
-    assert reasons(book, "parked", patience.look(book.view, 39.9, True)) == {}
-    assert reasons(book, "parked", patience.look(book.view, 40.0, True)) == {"parked/e2": "it has been quiet"}
+    assert reasons(book, "parked", patience.look(book.view, 10.0, True, covers)) == {}
+    assert reasons(book, "parked", patience.look(book.view, 39.9, True, covers)) == {}
+    assert reasons(book, "parked", patience.look(book.view, 40.0, True, covers)) == {"parked/e2": "it has been quiet"}
     book.delete("parked/e2")
     book.delete("members/e2")
     book.node("e2", engine("r2"))
-    assert reasons(book, "parked", patience.look(book.view, 41.0, True)) == {}
+    assert reasons(book, "parked", patience.look(book.view, 41.0, True, covers)) == {}
 
 
 def test_nobody_is_removed_for_absence_before_the_store_is_settled() -> None:
@@ -151,17 +151,17 @@ def test_joins_wait_for_each_other_and_clocks_start_anew() -> None:
     """0.5 s after the last join, 3 s after the first at most; six joins within a minute are too many."""
     book, _target = standard()
     patience = Patience(Limits())
-    assert patience.look(book.view, 0.0, True).joins_settled
+    assert patience.look(book.view, 0.0, True, covers).joins_settled
     book.node("e2", engine("r2"))
-    assert not patience.look(book.view, 1.0, True).joins_settled
+    assert not patience.look(book.view, 1.0, True, covers).joins_settled
     assert patience.due == 1.5
-    assert patience.look(book.view, 1.5, True).joins_settled
+    assert patience.look(book.view, 1.5, True, covers).joins_settled
     for i in range(6):
         book.delete("members/e2")
         book.node("e2", engine("r2"))
-        facts = patience.look(book.view, 2.0 + i / 10, True)
+        facts = patience.look(book.view, 2.0 + i / 10, True, covers)
     assert facts.flapping == (("e2", 7),)
-    assert patience.look(book.view, 70.0, True).flapping == ()
+    assert patience.look(book.view, 70.0, True, covers).flapping == ()
 
 
 def test_old_records_go_a_few_at_a_time() -> None:

@@ -166,7 +166,7 @@ def test_a_worker_that_is_only_told_to_apply_reads_what_its_daemon_says(daemon: 
     engine.client.page.set_shadow_publication(1, 7)
     channel = engine.client._channel
     assert channel is not None
-    for times in range(1, 4):
+    for _time in range(3):
         engine.apply(Ticket.from_json({**TICKET, "kind": "apply"}), {"w": torch.zeros(4)})
         assert len(channel._forgotten) == 1  # the answers of the calls before it were read
         assert readable(channel._sock.fileno(), time.monotonic() + 10)
