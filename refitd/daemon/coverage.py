@@ -28,7 +28,8 @@ class Coverage:
 
     def holds(self, have: Digests, need: Digests) -> bool:
         """Whether ``have`` hold all that ``need`` need. Sides that contradict each other count: their lane will say
-        what is wrong. False, for now, where a layout is not known here, and where nothing is needed."""
+        what is wrong. False, for now, where a layout that is needed is not known here, and where nothing is needed;
+        who has one that is not known holds nothing, for now."""
         if not need or need <= have:
             return bool(need)
         if any(known <= have for known in self._enough.get(need, ())):
@@ -37,12 +38,14 @@ class Coverage:
             return False
         if (have, need) in self._differing:
             return True
-        sides = [[self._layout(digest) for digest in sorted(side)] for side in (have, need)]
-        if any(layout is None for side in sides for layout in side):
+        known = frozenset(digest for digest in have if self._layout(digest))
+        if not all(map(self._layout, need)) or not known:
             return False
-        return self._compute(have, need, *[[layout for layout in side if layout] for side in sides])
+        return self._compute(have, need) if known == have else self.holds(known, need)
 
-    def _compute(self, have: Digests, need: Digests, sources: list[Layout], members: list[Layout]) -> bool:
+    def _compute(self, have: Digests, need: Digests) -> bool:
+        found_here = ([self._layout(digest) for digest in sorted(side)] for side in (have, need))
+        sources, members = ([layout for layout in side if layout] for side in found_here)
         try:
             found = covered(_ranks("s", sources), _ranks("d", members))
         except MismatchError:

@@ -52,6 +52,9 @@ class LaneDriver:
         self._connected_before = False
         self._stage = Stage("gone", None, "")
         self._passed: set[tuple[str, int, PubId]] = set()
+        self._broken: tuple[tuple[str, ...], str] | None = (
+            None  # an edge, and why, that fails the lane after its commit
+        )
         self._log = structlog.get_logger().bind(job=context.job, node=context.node, lane=replica)
         self._wake = asyncio.Event()
         self._task = asyncio.create_task(self._run())
@@ -130,7 +133,7 @@ class LaneDriver:
                 self._absorb(key, number, verified)
         self._interrupt(lane.reason if lane else "the lane does not use this node any more")
         before = self.lane
-        self.token, self.lane, self.built, self.attempt = token, lane, None, None
+        self.token, self.lane, self.built, self.attempt, self._broken = token, lane, None, None, None
         self._preparer.reset()
         self._voice.reset()
         if lane is None:
@@ -201,6 +204,8 @@ class LaneDriver:
                 self._voice.committed()
                 self.context.metrics.ended(self._refit(now.publication), "ok")
         self._stage = now
+        if now.name == "committed" and self._broken:
+            self.fail(*self._broken)
 
     def _time_phase(self, left: str, outcome: str) -> None:
         seconds, self._phase_since = self.stage_seconds, time.monotonic()
@@ -347,8 +352,18 @@ class LaneDriver:
         if self.attempt and self.attempt.publication.revision == number:
             self.attempt.count(key, message)
         self._absorb(key, number, list(message.get("verified") or []))
-        edge = tuple(str(end) for end in message.get("edge") or ())
-        self.fail(edge, str(message.get("reason")))
+        edge, reason = tuple(str(end) for end in message.get("edge") or ()), str(message.get("reason"))
+        if number == 0 and self._verified:
+            self._log.info("edge_ended", edge=edge, reason=reason, token=self.token)
+            self._broken = edge, reason
+        else:
+            self.fail(edge, reason)
+
+    @property
+    def _verified(self) -> bool:
+        """Whether our members have all their bytes, and a commit may rest on that, for which no edge is needed."""
+        attempt = self.attempt
+        return bool(attempt and attempt.declared and attempt.members) and self._stage.name in ("transfer", "commit")
 
     def mover_died(self, key: str) -> None:
         """A mover that this lane used is gone; the new member record turns the lane."""

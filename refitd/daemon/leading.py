@@ -36,6 +36,11 @@ def limits(config: Config) -> Limits:
     )  # fmt: skip
 
 
+def _anybody(_replica: str, _digests: Iterable[str]) -> bool:
+    """Who has a layout that is not known here may hold whatever is needed."""
+    return True
+
+
 class Leading:
     """Campaigns for ``leader`` and, while it is ours, carries out what `decide` says."""
 
@@ -104,7 +109,8 @@ class Leading:
         await job.learn_layouts(unknown)
         changes = view.changes
         self._patience = self._patience or Patience(limits(job.config))
-        facts = self._patience.look(view, now, settled, self._covers)
+        complete = all(job.known_layout(slot.digest) for slot in unknown)
+        facts = self._patience.look(view, now, settled, self._covers if complete else _anybody)
         writes = decide(view, facts, self._covers)
         self.ended = facts.ended and not writes
         self._quiet = (changes, settled) if not writes and not unknown else None

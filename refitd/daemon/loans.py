@@ -135,12 +135,12 @@ class Loans:
             return as_message(ReportRecord(0, 0, offer.step, (), {}, why)) if close else None
         stored = self._stored(offer)
         view, why = self._job.agreement.view, f"{rank.key} stopped waiting"
-        known = assess(view, publication, why)
+        known = assess(view, publication, closed=why)
         if stored is None and (close or (quorum is not None and len(known.committed) >= quorum)):
             # Why a replica has not got it may stand in acks and offers that this node does not follow.
             whole = await self._job.agreement.following.picture() if known.missing else view
             await self._job.agreement.write(
-                f"reports/{publication.revision}", encode(assess(whole, publication, why)), 0
+                f"reports/{publication.revision}", encode(assess(whole, publication, closed=why)), 0
             )
             stored = self._stored(offer)
         return as_message(stored) if stored else None

@@ -14,8 +14,8 @@ class Facts:
     joined for a while. ``store_settled``: everybody who was cut off from the store could be back. ``flapping``: nodes
     that joined too often, and how often. ``calm``: parked nodes that have been quiet long enough. ``silent``: (replica,
     node) pairs without a word under their lane's token for too long. ``slow``: replicas whose refit has neither moved
-    bytes nor ended for too long. ``unheld``: replicas for which nobody has held the newest publication for a while.
-    ``gone``: replicas without any rank for so long that they will not come back.
+    bytes nor ended for too long. ``unheld``: nobody has held the newest publication for long, and replicas
+    wait for it. ``gone``: replicas without any rank for so long that they will not come back.
     ``ended``: so is the whole job. ``max_dirty``: see `refitd.config.JobConfig`.
     """
 
@@ -26,7 +26,7 @@ class Facts:
     calm: frozenset[str] = frozenset()
     silent: frozenset[tuple[str, str]] = frozenset()
     slow: frozenset[str] = frozenset()
-    unheld: frozenset[str] = frozenset()
+    unheld: bool = False
     gone: frozenset[str] = frozenset()
     ended: bool = False
     max_dirty: int = 0

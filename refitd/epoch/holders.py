@@ -253,8 +253,9 @@ def _side(view: View, slots: list[Slot], prefix: str) -> Side:
 def hold_already(view: View, lane: Lane, members: Iterable[Slot], target: PubId) -> bool:
     """Whether every member has the publication by its own account, so that it needs nobody's bytes.
 
-    It came with it (its client served it when it registered), or its node verified it in this lane and has not changed
-    since. A hint for the leader only: under the new token each of them must show it again (I4).
+    It came with it (its client served it when it registered), its client is one that committed it, or its node verified
+    it in this lane and has not changed since. A hint for the leader only: what is not committed each of them must show
+    again under the new token (I4).
     """
     return all(_holds(view, lane, slot, target) for slot in members)
 
@@ -263,4 +264,9 @@ def _holds(view: View, lane: Lane, slot: Slot, target: PubId) -> bool:
     ack, owner = view.ack(lane.replica, slot.node), view.owner(slot.key)
     came = max(owner[0].created, owner[1].claim) if owner else 0  # an ack of a token before that is of another process
     verified = bool(ack and ack.phase == "verified" and ack.id == target and ack.token > came and slot in lane.members)
-    return verified or view.came_with(slot.key) == target
+    return verified or view.came_with(slot.key) == target or _has_committed(view, lane.replica, slot, target)
+
+
+def _has_committed(view: View, replica: str, slot: Slot, target: PubId) -> bool:
+    commit = view.commits.get(replica)
+    return bool(commit and commit.value.id == target and commit.value.incarnations.get(slot.key) == slot.incarnation)

@@ -13,15 +13,14 @@ from dataclasses import dataclass, field
 
 from refitd.epoch.cleanup import durable
 from refitd.epoch.facts import Facts
-from refitd.epoch.holders import Covers, unheld
+from refitd.epoch.holders import Covers
 from refitd.epoch.publish import unpublished
 from refitd.epoch.records import Member
+from refitd.epoch.reports import stranded
 from refitd.epoch.stage import committed, said, started
 from refitd.epoch.view import Stored, View
 
 EMPTY_SECONDS = 60.0  # a job that has no records any more is given up sooner
-# Records come in no order: the trainers' loans may be seen to end before the acks for which they ended.
-UNHELD_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +87,7 @@ class Patience:
         return Facts(
             grace_over="grace" in over, joins_settled=self._settled(now), store_settled=settled,
             flapping=tuple(self._flapping(now)), calm=calm,
-            slow=_of("slow", over), unheld=_of("unheld", over), gone=_of("gone", over),
+            slow=_of("slow", over), unheld=("unheld", view.newest) in over, gone=_of("gone", over),
             silent=frozenset(name[1:] for name in over if isinstance(name, tuple) and name[0] == "silent"),
             ended="ended" in over, max_dirty=self._limits.max_dirty,
         )  # fmt: skip
@@ -105,8 +104,9 @@ class Patience:
             yield from ((("silent", *pair), limits.silence) for pair in _unheard(view))
         for replica, revision in _pausing(view):
             yield ("slow", replica, revision), limits.pause
-        for replica, revision in _stranded(view, covers):
-            yield ("unheld", replica, revision), UNHELD_SECONDS
+        newest = view.newest
+        if newest and f"{newest.revision}" not in view.reports and stranded(view, newest, covers):
+            yield ("unheld", newest), limits.silence  # a holder that is away may come back, as after a mover's death
         replicas = view.replicas()
         yield from ((("gone", replica), limits.ttl) for replica in view.lanes if replica not in replicas)
         if not any(stored.value.ranks for stored in view.members.values()):
@@ -167,14 +167,3 @@ def _pausing(view: View) -> Iterator[tuple[str, int]]:
         stored = view.refits.get(replica)
         if stored and not committed(view, lane, stored.value.id) and not started(view, lane, stored.value.id):
             yield replica, stored.revision
-
-
-def _stranded(view: View, covers: Covers) -> Iterator[tuple[str, int]]:
-    """Replicas that have not committed the newest publication, and for which nobody holds it; and its revision."""
-    newest, lanes = view.newest, view.open_lanes()
-    if newest is None or f"{newest.revision}" in view.reports:
-        return
-    for replica in view.replicas():
-        lane = lanes.get(replica)
-        if not (lane and committed(view, lane, newest)) and unheld(view, replica, newest, covers):
-            yield replica, newest.revision

@@ -84,5 +84,8 @@ def test_a_layout_that_is_not_here_is_waited_for(computed: list[tuple[int, int]]
     known = Coverage(layouts.get)
     assert not holds(known, "all")
     assert computed == []
+    assert not holds(known, "all", "third")
+    assert computed == [(1, 2)], "one that nobody needs holds nobody up"
     layouts["all"] = late
     assert holds(known, "all")
+    assert holds(known, "all", "third", "elsewhere")

@@ -236,6 +236,36 @@ def test_a_ticket_to_receive_goes_with_a_token_that_failed(
     assert (bool(lead.told), said) == (left, [] if left else [("ticket", None)])
 
 
+BREAK = {"kind": "failed", "token": 5, "attempt": 0, "edge": ["t", "e"], "reason": "EOF"}
+
+
+@pytest.mark.parametrize(("members", "declared", "stage"), [
+    ({"e"}, True, "transfer"), ({"e"}, True, "commit"),
+    ({"e"}, False, "transfer"), (set(), True, "transfer"), ({"e"}, True, "committed"),
+])  # fmt: skip
+def test_an_edge_that_nobody_needs_any_more_takes_nothing_back(
+    members: set[str], declared: bool, stage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trainer that ends when all have verified: a commit may rest on that. The lane fails when it is committed."""
+    monkeypatch.setattr(lane_module, "stage", lambda _view, _replica: Stage("committed", PUBLISHED, ""))
+
+    async def scenario() -> list[Failure | None]:
+        driver = LaneDriver(MagicMock(node="a"), "r0")
+        driver.token, driver.lane = 5, Lane("r0", (), (), (), (), "")
+        driver.built, driver._stage = cast("Any", SimpleNamespace()), Stage(stage, PUBLISHED, "")
+        driver.attempt = cast("Any", SimpleNamespace(members=members, declared=declared, publication=PUBLISHED))
+        monkeypatch.setattr(Voice, "fail", lambda voice, failure: setattr(voice, "failure", failure) or 0.0)
+        driver.on_message(cast("Any", SimpleNamespace(key="e")), BREAK)
+        said = [driver._voice.failure]
+        driver._enter(Stage("committed", PUBLISHED, ""))
+        await driver.close()
+        return [*said, driver._voice.failure]
+
+    failure = Failure(("t", "e"), "EOF", False)
+    late = bool(members) and declared and stage != "committed"
+    assert asyncio.run(scenario()) == [None if late else failure, failure]
+
+
 @pytest.mark.parametrize(("here", "left"), [(True, ["r0"]), (False, [])])
 def test_lanes_of_replicas_that_are_no_more_are_forgotten(here: bool, left: list[str]) -> None:
     """Each would look ten times a second, for ever; one whose engine is here waits for its replica."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from refitd.epoch.leader import decide
 from refitd.epoch.patience import Limits, Patience
 from refitd.epoch.publish import unpublished
 from refitd.epoch.records import Generation, Lane, Offers, PubId, Publication, Refit, ReportRecord
-from refitd.epoch.reports import assess, report, why_not
+from refitd.epoch.reports import UNHELD, assess, ready, report, why_not
 
 KINDS: dict[str, type[Any]] = {
     "generation": Generation, "publication": Publication, "lanes": Lane, "refits": Refit, "reports": ReportRecord,
@@ -315,59 +316,100 @@ def test_why_a_replica_has_not_committed(lane: str, why: str) -> None:
     if lane == "gone":
         book.node("e1")
     assert why_not(book.view, "r0") == why
-    assert assess(book.view, target, "enough").missing == {"r0": why}
-    assert assess(book.view, target, "enough").closed == "enough"
+    assert assess(book.view, target, closed="enough").missing == {"r0": why}
+    assert assess(book.view, target, closed="enough").closed == "enough"
 
 
 def test_a_publication_that_nobody_holds_any_more_holds_no_report_up() -> None:
     """The source took its memory back (a node that was stopped for too long, say): no one will ever have it."""
-    book, _target = standard()
-    all_ack(book, "prepared", book.view.newest or NONE)
+    book, target = standard()
+    all_ack(book, "built", target)
     book.node("e2", info("engine/r1/0"))
-    patience = Patience(Limits())
+    patience = Patience(Limits(silence=20.0, pause=60.0))
     assert missing(book, patience, 100.0) is None
     book.put("offers/t0", Offers(()))
     assert missing(book, patience, 101.0) is None
-    assert patience.due == 106.0
-    assert missing(book, patience, 105.9) is None
-    told = {"r0": "nobody holds it any more", "r1": "nobody holds it any more"}
-    assert missing(book, patience, 106.0) == told
+    assert patience.due == 121.0
+    assert missing(book, patience, 120.9) is None
+    assert missing(book, patience, 121.0) == {"r0": UNHELD, "r1": UNHELD}
 
 
 def test_what_was_verified_is_held_although_the_loans_are_seen_to_end_before_that() -> None:
     """Records come in no order: trainers take their memory back because of acks that the leader has yet to see."""
     book, target = standard()
-    patience = Patience(Limits())
+    patience = Patience(Limits(silence=20.0))
     book.put("offers/t0", Offers(()))
     book.put("offers/t1", Offers(()))
     assert missing(book, patience, 100.0) is None
     all_ack(book, "verified", target, ("e0",))
-    assert missing(book, patience, 104.9) is None
+    assert missing(book, patience, 119.9) is None
     all_ack(book, "verified", target, ("e1",))
-    assert (missing(book, patience, 105.0), missing(book, patience, 200.0)) == (None, None)
+    assert (missing(book, patience, 120.0), missing(book, patience, 200.0)) == (None, None)
     book.commit("r0", target)
     assert missing(book, patience, 200.1) == {}
+
+
+def test_a_lane_in_which_bytes_move_holds_the_report_up_although_a_source_is_done() -> None:
+    """A trainer that nobody reads from any more took its memory back, and the others go on lending theirs."""
+    book, target = standard()
+    all_ack(book, "prepared", target)
+    all_ack(book, "verified", target, ("e0",))
+    book.put("offers/t0", Offers(()))
+    patience = Patience(Limits(silence=20.0))
+    assert (missing(book, patience, 100.0), missing(book, patience, 200.0)) == (None, None)
+    book.delete("acks/r0/t1")
+    assert missing(book, patience, 201.0) is None
+    assert missing(book, patience, 221.0) == {"r0": UNHELD}
 
 
 def test_a_publication_whose_lanes_are_all_closed_is_reported_when_its_loans_have_ended() -> None:
     """A lane that is made again would read from the trainers as long as they lend."""
     book, _target = standard()
-    patience = Patience(Limits())
+    patience = Patience(Limits(silence=20.0))
     book.node("e0", info(E0, "a", 2, mover=0))
     book.put("lanes/r0", Lane("r0", (), (), (), (), "its mover died"))
     assert (missing(book, patience, 100.0), missing(book, patience, 200.0)) == (None, None)
     book.put("offers/t0", Offers(()))
     assert missing(book, patience, 201.0) is None
-    assert missing(book, patience, 206.0) == {"r0": "engine/r0/0: no working mover"}
+    assert missing(book, patience, 221.0) == {"r0": "engine/r0/0: no working mover"}
     book.node("e0")
     book.node("e1")
-    assert missing(book, patience, 206.1) is None, "nobody is there to have it"
+    assert missing(book, patience, 221.1) is None, "nobody is there to have it"
 
 
 def missing(book: Book, patience: Patience, now: float) -> dict[str, str] | None:
     """What a report that is written now says of those who have not committed; None where none is."""
     found = list(report(book.view, patience.look(book.view, now, True, covers)))
     return decode(ReportRecord, found[0].data or b"", "reports").missing if found else None
+
+
+@pytest.mark.parametrize("ended", ["mover", "daemon"])
+@pytest.mark.parametrize("trainers", [True, False])
+def test_a_replica_that_alone_has_a_publication_serves_on_after_a_death(ended: str, trainers: bool) -> None:
+    """All its client processes live, and have committed it: its lane is made anew although nobody else holds it."""
+    book, target = standard()
+    all_ack(book, "verified", target)
+    book.commit("r0", target)
+    book.put("offers/t0", Offers(()))
+    book.put("offers/t1", Offers(()))
+    if not trainers:
+        book.node("t0")
+        book.node("t1")
+    apply(book)
+    assert ready(book.view, "r0", 1)[0]
+    if ended == "mover":
+        book.node("e0", info(E0, "a", 2, mover=0))
+    else:
+        book.delete("members/e0")
+    apply(book)
+    assert not ready(book.view, "r0", 1)[0]
+    assert book.view.open_lanes() == {}
+    mover, served = (2, NONE) if ended == "mover" else (1, target)
+    book.node("e0", dataclasses.replace(info(E0, "a", 2, mover), served=served))
+    apply(book)
+    assert ready(book.view, "r0", 1) == (True, "it is 0 publications behind the newest, at most 1 allowed")
+    sources = {slot.key for slot in book.view.open_lanes()["r0"].sources}
+    assert sources == ({T0, T1} if trainers else set())
 
 
 def test_old_reports_and_acks_of_nodes_that_left_are_removed() -> None:
