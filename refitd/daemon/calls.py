@@ -23,15 +23,18 @@ class Calls:
 
     def turned(self, lane: Lane, token: int) -> None:
         """Remember who has come anew. Who sees the replica for the first time knows who had part in its last commit:
-        another life of one of those began after it. Where there is none, everybody may have come anew; the worst that
-        comes of it is one receive that is tried again."""
-        commit = self._driver.context.agreement.view.commits.get(self._driver.replica)
+        another life of one of those began after it, and not before a daemon met it. Where there is none, everybody may
+        have come anew; the worst that comes of it is one receive that is tried again."""
+        view = self._driver.context.agreement.view
+        commit = view.commits.get(self._driver.replica)
         before, since = self._lives, token
         if not before and commit:
             before, since = commit.value.incarnations, commit.value.token + 1
         for slot in lane.members:
             if before.get(slot.key) != slot.incarnation:
-                self._anew[slot.key] = since
+                owner = view.owner(slot.key)
+                met = owner[1].claim if owner and owner[1].incarnation == slot.incarnation else 0
+                self._anew[slot.key] = max(since, met)
         self._lives = self._lives | lane.incarnations
 
     def judge(self, lead: LocalRank, publication: PubId) -> None:

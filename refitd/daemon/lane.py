@@ -261,10 +261,11 @@ class LaneDriver:
     def lends_anew(self, rank: LocalRank, publication: PubId) -> None:
         """Before a rank lends for a publication: where it had to lend nothing, as it held it, it is written again now.
 
-        A lead may be told of a publication, and call its mates, before we hear of it: what came before is over.
+        A lead may be told of a publication, and call its mates, before we hear of it: what came before is over, and
+        nobody reads the memory for it unless our movers are at it.
         """
         name, over, _reason = self._stage
-        if name != "committed" or over is None or publication <= over:
+        if name not in ("prepare", "committed") or over is None or publication <= over:
             self.taken_back(rank, "lends what it held")
 
     def tell(self, rank: LocalRank, kind: str, publication: PubId) -> None:

@@ -11,7 +11,7 @@ from refitd.daemon.calls import LEFT, Calls
 from refitd.daemon.lane import LaneDriver
 from refitd.daemon.rank import NO_PUBLICATION, LocalRank
 from refitd.epoch.codec import encode
-from refitd.epoch.records import Ack, Commit, PubId
+from refitd.epoch.records import Ack, Commit, Member, PubId, RankInfo
 from refitd.epoch.view import View
 
 OLD, NEW = PubId(1, 28), PubId(1, 30)
@@ -98,9 +98,15 @@ def pair(lives: dict[str, str]) -> Any:
     return SimpleNamespace(lead=members[0] if members else None, members=members, incarnations=lives)
 
 
-def turned(*turns: tuple[int, dict[str, str]], commit: dict[str, str] | None = None, **acks: Ack) -> Calls:
+def turned(
+    *turns: tuple[int, dict[str, str]], commit: dict[str, str] | None = None, claims: dict[str, int] | None = None,
+    **acks: Ack,
+) -> Calls:  # fmt: skip
     """On node a, after turns of the lane, with what nodes say."""
     view = View()
+    for key, claim in (claims or {}).items():
+        rank = RankInfo(key, "engine", "r0", int(key[-1]), 2, turns[-1][1][key], "digest", "in_place", 1, claim=claim)
+        view.put("members/b", encode(Member("b", "b", "b:1", "i", "boot", (1,), (rank,))), 2, 2)
     if commit:
         view.put("commits/r0", encode(Commit(*OLD, 1, 3, commit, 1)), 4, 4)
     for number, (node, ack) in enumerate(acks.items(), 6):
@@ -208,6 +214,15 @@ def test_a_daemon_that_comes_anew_knows_the_lives_of_the_last_commit(
     lead = called(9)
     found.judge(lead, NEW)
     assert lead.void == 0
+
+
+@pytest.mark.parametrize(("claim", "token", "void"), [(7, 6, 6), (7, 8, 0), (2, 4, 0)])
+def test_nobody_was_called_before_a_daemon_met_it(claim: int, token: int, void: int) -> None:
+    """Its replica's last commit may be much older than it is, and so may receives in which others wait for it."""
+    found = turned((9, AGAIN), commit=LIVES, claims={"engine/r0/1": claim}, b=BUILT)
+    lead = called(token)
+    found.judge(lead, NEW)
+    assert lead.void == void
 
 
 @pytest.mark.parametrize(("lends", "void"), [("receiving", 0), ("holds", 0), ("shadowed", 0), ("", 5)])

@@ -151,6 +151,8 @@ def test_what_arrives_after_a_rank_lent_anew_makes_nothing_whole(again: bool) ->
         ("committed", PubId(1, 8), None),
         ("committed", PubId(2, 6), None),
         ("committed", PUBLISHED, "engine/r0/0 lends what it held"),
+        ("prepare", PubId(1, 8), None),
+        ("prepare", PUBLISHED, "engine/r0/0 lends what it held"),
         ("commit", PubId(1, 8), "engine/r0/0 lends what it held"),
         ("transfer", PubId(1, 8), "engine/r0/0 lends what it held"),
     ],

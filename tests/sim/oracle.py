@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from refitd.daemon.paths import Paths
@@ -45,6 +45,7 @@ class Oracle:
         self._offers: dict[tuple[str, str, int], int] = {}
         self._served: dict[str, tuple[int, int]] = {}
         self._reports: dict[int, Message] = {}
+        self._lives: dict[int, Mapping[str, str]] = {}  # incarnations of members, by the token of their lane
 
     def fault(self, name: str, text: str) -> None:
         """Invariant ``name`` is broken."""
@@ -82,6 +83,7 @@ class Oracle:
             self._published()
         elif kind == "lanes":
             self.turns_of[name] += 1
+            self._lives[self.view.lanes[name].revision] = self.view.lanes[name].value.incarnations
         elif kind == "acks":
             self._acked(*name.split("/"))
         elif kind == "parked":
@@ -164,9 +166,12 @@ class Oracle:
 
     def part(self, engine: SimEngine, ticket: Ticket) -> None:
         """Of a replica that was told to apply a publication all ranks have it in their shadows, or none. Where one came
-        anew, or another run leads, that cannot be."""
+        anew, or another run leads, or the ticket was of a lane with an older deployment's process in its stead, as no
+        daemon had met it yet, that cannot be."""
         replica = engine.of
         same = replica.ordered == replica.ranks and not any(e.process.dead for e in replica.ranks.values())
+        lives = {mate.key: mate.incarnation for mate in replica.ranks.values()}
+        same = same and self._lives[ticket.token] == lives
         leads = self.view.generation is not None and self.view.generation.value.number == ticket.generation
         if same and leads and not replica.replaced:
             text = f"of {replica.name} ranks {replica.applied} apply {ticket}, and {replica.refused} cannot"
