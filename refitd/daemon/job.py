@@ -199,7 +199,7 @@ class Job:
     def add_rank(self, rank: LocalRank, layout_bytes: bytes) -> None:
         """A client registered: serve its layout, give it a mover, tell the job."""
         self.blobs[rank.digest] = layout_bytes
-        self._layouts[rank.digest] = rank.layout
+        self._layouts.setdefault(rank.digest, rank.layout)
         old = self.ranks.get(rank.key)
         if old:
             if old.shadowed and rank.shadowed and not (old.memory and rank.memory and old.memory.same_as(rank.memory)):
@@ -264,7 +264,7 @@ class Job:
 
     async def _layout(self, slot: Slot) -> Layout:
         if slot.digest not in self._layouts:
-            self._layouts[slot.digest] = Layout.from_bytes(await self.blob(slot.node, slot.digest))
+            self._layouts.setdefault(slot.digest, Layout.from_bytes(await self.blob(slot.node, slot.digest)))
         return self._layouts[slot.digest]
 
     def known_layout(self, digest: str) -> Layout | None:

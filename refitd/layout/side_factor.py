@@ -158,7 +158,8 @@ def _blocks(*keys: Ints) -> _Blocks:
 
 
 def _classes(body: Ints, blocks: _Blocks) -> tuple[Ints, Ints]:
-    """Blocks of equal rows: the first of each class, and the class of each block.
+    """Blocks of equal rows: the first of each class, and the class of each block. Classes are in the order in which they
+    begin, for the hash depends on how layouts are numbered: who has equal ones as one object numbers fewer.
 
     Blocks are found by a hash of their rows and then compared, so a collision cannot pass.
     """
@@ -174,7 +175,8 @@ def _classes(body: Ints, blocks: _Blocks) -> tuple[Ints, Ints]:
     same_size = blocks.size == blocks.size[first[label]]
     if not same_size.all() or (body != body[np.repeat(twin, blocks.size) + place]).any():
         raise LayoutError([InputError("layouts", "rows with distinct hashes", "a collision")])
-    return first, label
+    order = np.argsort(first)
+    return first[order], np.argsort(order)[label]
 
 
 def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
