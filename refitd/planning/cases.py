@@ -34,10 +34,12 @@ def preset_case(name: str, topology_name: str | None = None) -> tuple[Sides, Top
 
 def find_topology(name: str) -> Topology:
     """A topology by its name, else from a file. Raises InputError where there is neither, or the file is wrong."""
-    if name in TOPOLOGIES or not Path(name).exists():
+    if name in TOPOLOGIES:
         return topology(name)
     try:
         text = Path(name).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return topology(name)  # says which there are
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"topology file {name}", "readable text", str(error)[:80]) from None
     return Topology.from_text(text)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from typing import Any
 
@@ -16,6 +15,7 @@ from refitd.planning.outcome import Outcome, plan_case
 from refitd.planning.picture import heat_map
 from refitd.planning.side_file import load_side
 from refitd.planning.text import links_text, table
+from refitd.stdout import say
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -29,15 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
             _draw(arguments, outcome)
     except RefitdError as error:
         return _fail(error, arguments.json)
-    return _print(json.dumps(document) if arguments.json else _text(arguments, outcome))
-
-
-def _print(text: str) -> int:
-    """To stdout. A reader that has seen enough (``head``) is no failure; what it did not read goes nowhere."""
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at its end
+    say(json.dumps(document) if arguments.json else _text(arguments, outcome))
     return 0
 
 
@@ -75,8 +67,8 @@ def _text(arguments: argparse.Namespace, outcome: Outcome) -> str:
 
 
 def _fail(error: RefitdError, as_json: bool) -> int:
+    print(f"refitd plan: {error}", file=sys.stderr)
     if as_json:
         fields = {name: getattr(error, name) for name in ("field", "expected", "got") if hasattr(error, name)}
-        print(json.dumps({"ok": False, "reason": str(error), **fields}))
-    print(f"refitd plan: {error}", file=sys.stderr)
+        say(json.dumps({"ok": False, "reason": str(error), **fields}))
     return 1

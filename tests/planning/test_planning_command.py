@@ -22,6 +22,8 @@ from refitd.planning.text import seconds, size
 
 SVG = "{http://www.w3.org/2000/svg}"
 
+LONG = "x" * 300
+
 
 def said(capsys: pytest.CaptureFixture[str], *argv: str) -> dict:
     """The object on the last line of stdout of a run that is good."""
@@ -97,15 +99,26 @@ def test_people_get_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert "held by no rank that is left    0 B" in out
 
 
-def test_a_reader_that_has_seen_enough_is_no_failure() -> None:
-    """`refitd plan | head` ends with status 0 and says nothing, also where the pipe was closed before anything came."""
+@pytest.mark.parametrize(
+    ("argv", "status", "said"),
+    [
+        (["plan", "--preset", "tiny", "--links"], 0, b""),
+        (["plan", "--preset", "tiny", "--topology", "nope", "--json"], 1, b"refitd plan: topology: expected one of "),
+        (["config", "show"], 0, b""),
+        (["config", "show", "--json"], 0, b""),
+        (["config", "check", "--set", "nope=1", "--json"], 78, b"refitd: nope: expected "),
+    ],
+)
+def test_a_reader_that_has_seen_enough_is_no_failure(argv: list[str], status: int, said: bytes) -> None:
+    """`refitd plan | head` ends with status 0 and says nothing, also where the pipe was closed before anything came;
+    what is wrong is said and counts all the same."""
     reader, writer = os.pipe()
     os.close(reader)
     code = "import sys; from refitd.cli import main; sys.exit(main(sys.argv[1:]))"
-    command = [sys.executable, "-c", code, "plan", "--preset", "tiny", "--links"]
+    command = [sys.executable, "-c", code, *argv]
     done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, check=False, timeout=60)
     os.close(writer)
-    assert (done.returncode, done.stderr) == (0, b"")
+    assert (done.returncode, done.stderr[: len(said)], done.stderr.count(b"\n")) == (status, said, bool(said))
 
 
 def test_side_files_are_planned_like_presets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -178,6 +191,7 @@ def test_wrong_usage_is_refused(argv: list[str], text: str, capsys: pytest.Captu
         (["--lose", "dst:4"], "--lose", "4"),
         (["--picture", "/nowhere/x.svg"], "--picture", "/nowhere/x.svg: No such file or directory"),
         (["--topology", "/"], "topology file /", "[Errno 21] Is a directory: '/'"),
+        (["--topology", LONG], f"topology file {LONG}", f"[Errno 36] File name too long: '{LONG}'"[:80]),
     ],
 )
 def test_what_cannot_be_done_ends_with_one(
