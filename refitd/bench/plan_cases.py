@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from refitd.layout.fronts.engine import engine, vllm
-from refitd.layout.fronts.flat import FSDP1
+from refitd.layout.fronts.flat import FSDP1_WITHOUT_ORIG_PARAMS
 from refitd.layout.fronts.flat_side import flat_side
 from refitd.layout.fronts.megatron import Options, Parallel, megatron
 from refitd.layout.fronts.places import Hosts, engine_keys, places, trainer_keys
@@ -92,5 +92,5 @@ def _one_parameter(ranks: list[tuple[str, str, str]], axis: int) -> Side:
 
 def flat_to_engines() -> Sides:
     """DeepSeek-V3 in flat buffers cut over 256 ranks (nothing is shared), to TP32 DP8 engines."""
-    source = flat_side(catalogue("deepseek-v3"), places(trainer_keys(256), "trainer", H100), FSDP1)
+    source = flat_side(catalogue("deepseek-v3"), places(trainer_keys(256), "trainer", H100), FSDP1_WITHOUT_ORIG_PARAMS)
     return source, preset_case("deepseek-v3-h100")[0][1]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from refitd.errors import LayoutError
 from refitd.layout import Box, Layout, Piece, side_from_layouts
 from refitd.layout.fronts.flat import (
-    FSDP1,
+    FSDP1_WITHOUT_ORIG_PARAMS,
     Buffer,
     Rules,
     buckets,
@@ -140,12 +140,12 @@ def test_fsdp1_cuts_tensors_anywhere() -> None:
         {"w": ((3, 4), F), "b": ((5,), F)}, {"w": (12, F), "b": (5, F)},
         [dense("w", Box((0, 0), (3, 4)), "w"), dense("b", Box((0,), (5,)), "b")],
     )  # fmt: skip
-    middle = flat_shard(model, ["w", "b"], 1, 3, FSDP1)
+    middle = flat_shard(model, ["w", "b"], 1, 3, FSDP1_WITHOUT_ORIG_PARAMS)
     assert [(p.tensor, p.box.lo, p.box.hi, p.offset) for p in middle.pieces()] == [
         ("w", (1, 2), (2, 4), 0),
         ("w", (2, 0), (3, 4), 2),
     ]
-    last = flat_shard(model, ["w", "b"], 2, 3, FSDP1)
+    last = flat_shard(model, ["w", "b"], 2, 3, FSDP1_WITHOUT_ORIG_PARAMS)
     assert ([(p.tensor, p.box.hi) for p in last.pieces()], last.storages) == ([("b", (5,))], {"flat.0": (6, F)})
 
 
@@ -156,7 +156,10 @@ def test_units_have_buffers_of_their_own_and_the_rest_stays() -> None:
         {"a": (3, F), "b": (4, F), "bias": (2, "float32")},
         [dense("a", Box((0,), (3,)), "a"), dense("b", Box((0,), (4,)), "b"), dense("bias", Box((0,), (2,)), "bias")],
     )
-    found = flat_shards(model, {"one": Buffer(["a"], 1, 2, FSDP1), "two": Buffer(["b"], 1, 2, FSDP1)})
+    found = flat_shards(
+        model,
+        {"one": Buffer(["a"], 1, 2, FSDP1_WITHOUT_ORIG_PARAMS), "two": Buffer(["b"], 1, 2, FSDP1_WITHOUT_ORIG_PARAMS)},
+    )
     assert found.storages == {"bias": (2, "float32"), "one.0": (2, F), "two.0": (2, F)}
     assert [(p.tensor, p.box.lo, p.box.hi, p.storage) for p in found.pieces()] == [
         ("a", (2,), (3,), "one.0"),
@@ -164,7 +167,13 @@ def test_units_have_buffers_of_their_own_and_the_rest_stays() -> None:
         ("bias", (0,), (2,), "bias"),
     ]
     with pytest.raises(LayoutError, match="order of two: expected each storage in one buffer, once, got a"):
-        flat_shards(model, {"one": Buffer(["a"], 0, 2, FSDP1), "two": Buffer(["a"], 0, 2, FSDP1)})
+        flat_shards(
+            model,
+            {
+                "one": Buffer(["a"], 0, 2, FSDP1_WITHOUT_ORIG_PARAMS),
+                "two": Buffer(["a"], 0, 2, FSDP1_WITHOUT_ORIG_PARAMS),
+            },
+        )
 
 
 def test_the_optimizer_of_a_tensor_parallel_trainer_shards_fused_parameters() -> None:
@@ -200,12 +209,12 @@ def test_what_cannot_be_flat_is_refused() -> None:
     with pytest.raises(
         LayoutError, match="order of flat: expected storages of the layout, got v; order of flat: expected"
     ):
-        flat_shard(model, ["w", "h", "v"], 0, 2, FSDP1)
+        flat_shard(model, ["w", "h", "v"], 0, 2, FSDP1_WITHOUT_ORIG_PARAMS)
     with pytest.raises(LayoutError, match=r"piece of w in w: expected dense strides \(2, 1\), got \(1, 2\)"):
-        flat_shard(model, ["w"], 0, 2, FSDP1)
+        flat_shard(model, ["w"], 0, 2, FSDP1_WITHOUT_ORIG_PARAMS)
 
 
-@pytest.mark.parametrize("rules", [FSDP1, distributed_optimizer(4)])
+@pytest.mark.parametrize("rules", [FSDP1_WITHOUT_ORIG_PARAMS, distributed_optimizer(4)])
 def test_a_flat_side_equals_the_shards_of_its_layout(rules: Rules) -> None:
     """The vectorised side of a whole model gives the layouts that `flat_shard` cuts from a rank with everything."""
     model = catalogue("tiny")

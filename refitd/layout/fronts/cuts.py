@@ -79,21 +79,45 @@ def replicated_heads(what: str, heads: int, rows: int, parts: int) -> Runs:
 
 
 def interleaved(what: str, heads: Heads, parts: int) -> dict[str, Runs]:
-    """q, k and v in Megatron's linear_qkv: for each kv group its query heads, k, v; the whole is cut evenly by rows.
+    """q, k and v in Megatron's linear_qkv, rows of the slab; the whole is cut evenly by rows over ``parts`` ranks.
 
+    For each kv group: its queries, head by head; with ``heads.gate`` then its gates, head by head; k; v. That is
+    ``SelfAttention.get_query_key_value_tensors`` of Megatron-Core, which splits a group of n query heads of d rows
+    into [n d, n d, d, d] (``attention_output_gate``) or [n d, d, d], and ``merge_qkv_weights`` of Megatron-Bridge.
     With more ranks than groups a rank holds a part of a group: Megatron replicates nothing.
+
+    Raises LayoutError, naming ``what``, unless kv heads divide query heads, all heads are of one size, and ``parts``
+    divides the rows.
     """
-    share_q = heads.q // heads.kv * heads.q_rows
-    group = share_q + 2 * heads.kv_rows
+    _require_heads(what, heads)
+    number = np.arange(heads.kv, dtype=np.int64)
+    n, d = heads.q // heads.kv, heads.kv_rows
+    group = (n * (2 if heads.gate else 1) + 2) * d
     total = heads.kv * group
     if total % parts:
         raise LayoutError([InputError(f"{what} linear_qkv", f"rows that {parts} ranks divide", str(total))])
-    number = np.arange(heads.kv, dtype=np.int64)
-    pieces = {"q": (0, share_q), "k": (share_q, heads.kv_rows), "v": (share_q + heads.kv_rows, heads.kv_rows)}
-    return {
-        role: _slab(number * group + offset, number * rows, rows, total // parts)
-        for role, (offset, rows) in pieces.items()
-    }
+    share, kv = total // parts, (number + 1) * group - 2 * d
+    k, v = (_slab(start, number * d, d, share) for start in (kv, kv + d))
+    if not heads.gate:
+        return {"q": _slab(number * group, number * n * d, n * d, share), "k": k, "v": v}
+    # The slab has all queries of a group before all its gates, q_proj has a head's gate behind its query: no run is
+    # longer than one head of either.
+    head = np.arange(heads.q, dtype=np.int64)
+    query = head // n * group + head % n * d
+    start = np.stack([query, query + n * d], axis=1).ravel()
+    own = np.arange(2 * heads.q, dtype=np.int64) * d
+    return {"q": _slab(start, own, d, share), "k": k, "v": v}
+
+
+def _require_heads(what: str, heads: Heads) -> None:
+    """Megatron has one size of heads, ``kv_channels``. Rows that it does not explain would be laid out wrongly."""
+    if min(heads[:4]) < 1 or heads.q % heads.kv:
+        expected, got = "at least one, kv heads that divide query heads", f"{heads.q} query and {heads.kv} kv heads"
+        raise LayoutError([InputError(f"{what} heads", expected, got)])
+    rows = heads.kv_rows * (2 if heads.gate else 1)
+    if heads.q_rows != rows:
+        expected = f"{rows} rows of q a head, as k has {heads.kv_rows} and gate is {heads.gate}"
+        raise LayoutError([InputError(f"{what} heads", expected, str(heads.q_rows))])
 
 
 def _slab(start: Ints, own: Ints, rows: int, share: int) -> Runs:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
 from typing import NamedTuple
 
 from refitd.errors import InputError, LayoutError
@@ -25,7 +26,35 @@ class Rules(NamedTuple):
     bucket: int = 0
 
 
-FSDP1 = Rules(reverse=False, align=1, pad=1)
+def fsdp1(itemsize: int, use_orig_params: bool) -> Rules:
+    """Rules of torch's ``FullyShardedDataParallel`` (torch 2.13): one buffer for each unit, in registration order.
+
+    The two settings lay parameters out differently, and a shard does not show which one it has: give
+    ``use_orig_params`` as FSDP got it (its own default is False), and let ``Buffer.numels`` prove it. True: each
+    parameter starts at a multiple of 16 bytes (``_get_aligned_numel`` of torch/distributed/fsdp/_flat_param.py), which
+    padding *before* it makes up; False: parameters follow each other without padding. Either way the end is padded to
+    the number of ranks.
+
+    ``itemsize``: bytes of one element of the dtype that forward and backward compute in, for that is what torch
+    divides the 16 bytes by: ``MixedPrecision.param_dtype`` where the unit has one, else the dtype of the parameters
+    when they were wrapped. It is *not* the item size of the buffer: fp32 shards of a bf16 mixed-precision unit are
+    aligned to 8 elements, 32 bytes. It plays no part when ``use_orig_params`` is False.
+
+    ``Buffer.parts`` is the size of the group that FSDP shards over (with HYBRID_SHARD: the inner one).
+    Raises InputError on another item size than 1, 2, 4 or 8, and on a setting that is not a bool.
+    """
+    for field, value, kind in (("itemsize", itemsize, int), ("use_orig_params", use_orig_params, bool)):
+        if type(value) is not kind:
+            raise InputError(field, f"{'an' if kind is int else 'a'} {kind.__name__}", repr(value))
+    if itemsize not in (1, 2, 4, 8):
+        raise InputError("itemsize", "1, 2, 4 or 8 bytes, the size of a floating-point dtype", str(itemsize))
+    return Rules(reverse=False, align=_FSDP1_BYTES // itemsize if use_orig_params else 1, pad=1)
+
+
+_FSDP1_BYTES = 16
+
+# FSDP1 with use_orig_params=False and nothing else: with True these rules read padding as weights.
+FSDP1_WITHOUT_ORIG_PARAMS = Rules(reverse=False, align=1, pad=1)
 
 
 def distributed_optimizer(dp: int, bucket: int = 0, high_bandwidth: bool = False) -> Rules:
@@ -92,12 +121,17 @@ def _in_row(shape: Sequence[int], row: int, begin: int, end: int) -> list[tuple[
 
 
 class Buffer(NamedTuple):
-    """A flat buffer: storages in registration order, of which ``rank`` of ``parts`` owns its share."""
+    """A flat buffer: storages in registration order, of which ``rank`` of ``parts`` owns its share.
+
+    ``numels``: what the framework itself says that its buffer is made of, elements of parameters and paddings in order
+    (FSDP1: ``unit._handle.flat_param._numels_with_padding``). Where it is given, it is checked against ``rules``.
+    """
 
     order: Sequence[str]
     rank: int
     parts: int
     rules: Rules
+    numels: Sequence[int] | None = None
 
 
 def flat_shards(layout: Layout, buffers: Mapping[str, Buffer]) -> Layout:
@@ -106,8 +140,8 @@ def flat_shards(layout: Layout, buffers: Mapping[str, Buffer]) -> Layout:
 
     ``layout`` is that of one model-parallel rank, equal on all ``parts`` ranks of a buffer. Storage
     ``<buffer>.<bucket>`` holds this rank's share of a bucket; storages in no buffer stay as they are. Raises
-    LayoutError for storages that ``layout`` does not have or that stand twice, buffers of several dtypes, and pieces
-    that are not dense.
+    LayoutError for storages that ``layout`` does not have or that stand twice, buffers of several dtypes, pieces
+    that are not dense, and ``numels`` that the rules of a buffer do not give.
     """
     _require(layout, buffers)
     storages = dict(layout.storages)
@@ -115,7 +149,9 @@ def flat_shards(layout: Layout, buffers: Mapping[str, Buffer]) -> Layout:
     for name, buffer in buffers.items():
         dtype = layout.storages[buffer.order[0]][1] if buffer.order else "float32"
         sizes = {storage: storages.pop(storage)[0] for storage in buffer.order}
-        for number, bucket in enumerate(buckets(sizes, buffer.parts, buffer.rules)):
+        found = buckets(sizes, buffer.parts, buffer.rules)
+        _require_numels(name, buffer, sizes, found)
+        for number, bucket in enumerate(found):
             share = bucket.share(buffer.rank, buffer.parts)
             storages[f"{name}.{number}"] = (share[1] - share[0], dtype)
             homes |= {storage: _Home(f"{name}.{number}", start, share) for storage, start in bucket.starts.items()}
@@ -153,6 +189,30 @@ def _require(layout: Layout, buffers: Mapping[str, Buffer]) -> None:
             bad.append(InputError(field, "storages of one dtype (a buffer each)", ", ".join(sorted(dtypes))))
     if bad:
         raise LayoutError(bad)
+
+
+def _require_numels(name: str, buffer: Buffer, sizes: Mapping[str, int], found: Sequence[Bucket]) -> None:
+    """Hold what a framework says of its buffer to the rules, part by part: a sum may be right by chance."""
+    if buffer.numels is None:
+        return
+    expected: list[int] = []
+    end, padded = 0, False
+    for bucket in found:
+        for storage, start in bucket.starts.items():
+            expected += [*([start - end] if start > end else []), sizes[storage]]
+            end = start + sizes[storage]
+        expected += [bucket.hi - end] if bucket.hi > end else []
+        padded, end = bucket.hi > end, bucket.hi
+    given = list(buffer.numels)
+    # Without alignment FSDP pads the end as it cuts the buffer, after it has counted: the last padding may be missing.
+    if given == expected or (padded and given == expected[:-1]):
+        return
+    for at, (want, got) in enumerate(zip_longest(expected, given)):
+        if want != got:
+            shown = "the end" if want is None else f"{want} elements by {buffer.rules}"
+            raise LayoutError(
+                [InputError(f"numels of {name}: part {at}", shown, "the end" if got is None else str(got))]
+            )
 
 
 def _cut(piece: Piece, home: _Home) -> Iterable[Piece]:

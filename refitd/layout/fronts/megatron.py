@@ -105,7 +105,10 @@ class _Megatron:
         heads = self.catalogue.heads
         if heads and kinds[0].role == "q":
             runs = cuts.interleaved(f"tensor {kinds[0].prefix}{kinds[0].row.name}", heads, parts)
-            rows = [kind.row.shape[0] // parts for kind in kinds]
+            # A rank's share of the slab is even. Its rows of q, k or v need not be where it has a part of a group, so q
+            # is given what is left: only the sum is used.
+            rows = [kind.row.shape[0] // parts for kind in kinds[1:]]
+            rows.insert(0, sum(kind.row.shape[0] for kind in kinds) // parts - sum(rows))
             return [Cut(("qkv", k.role, parts), 0, runs[k.role], n) for k, n in zip(kinds, rows, strict=True)]
         if self.options.glu_interleave and len(kinds) == 2 and kinds[0].row.experts:
             block, size = self.options.glu_interleave, kinds[0].row.shape[0]

@@ -77,12 +77,17 @@ class Kind:
 
 
 class Heads(NamedTuple):
-    """Attention with separate q, k and v: number of query and kv heads, and rows of one head in each projection."""
+    """Attention with separate q, k and v: number of query and kv heads, and rows of one head in each projection.
+
+    ``gate``: q_proj carries an output gate. Its rows are, head by head, the query and then as many of the gate
+    (transformers' ``Qwen3NextAttention`` and ``Qwen3_5MoeAttention``); ``q_rows`` counts both.
+    """
 
     q: int
     kv: int
     q_rows: int
     kv_rows: int
+    gate: bool = False
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ class Sizes(NamedTuple):
 
 def catalogue(name: str, s: Sizes, mtp: bool = False) -> Catalogue:
     """A model of these sizes; with ``mtp``, its prediction layer, which has no embedding of its own."""
-    # A head of q_proj is the query and the output gate.
+    # A head of q_proj is the query and the output gate: Heads says so too, as frameworks order the two differently.
     full = renamed(gqa(s.hidden, s.q, s.kv, s.dim, True, q_rows=2 * s.dim), "self_attn.")
     layers = range(s.layers)
     prefix = "model.layers.{}."
@@ -40,7 +40,7 @@ def catalogue(name: str, s: Sizes, mtp: bool = False) -> Catalogue:
     if mtp:
         blocks.append(Block("mtp.", (), _mtp_ends(s), mtp=True))
         blocks.append(Block("mtp.layers.{}.", (0,), [*layer_norms(s.hidden), *full, *_moe(s)], mtp=True))
-    return build(name, s.layers, s.vocab, blocks, Heads(s.q, s.kv, 2 * s.dim, s.dim), s.experts)
+    return build(name, s.layers, s.vocab, blocks, Heads(s.q, s.kv, 2 * s.dim, s.dim, gate=True), s.experts)
 
 
 def _delta(s: Sizes) -> list[Row]:
