@@ -17,7 +17,6 @@ from refitd.errors import InputError, LayoutError
 from refitd.layout import Box, Layout
 from refitd.layout.fronts.flat import (
     FSDP1_WITHOUT_ORIG_PARAMS,
-    FSDP1_WITHOUT_ORIG_PARAMS,
     Buffer,
     Rules,
     buckets,
