@@ -6,17 +6,17 @@ import json
 from pathlib import Path
 
 from refitd.errors import InputError
-from refitd.layout import Layout
+from refitd.layout import Layout, codec
 
 
 def load_layout(path: str | Path) -> Layout:
     """Read a layout file and check it. Raises InputError (file, JSON) or LayoutError (content)."""
     try:
-        value = json.loads(Path(path).read_text(encoding="utf-8"))
+        value = codec.parse_json(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"layout file {path}", "a readable file", error.strerror or str(error)) from None
     except (ValueError, RecursionError) as error:
-        raise InputError(f"layout file {path}", "JSON in UTF-8", str(error)[:80]) from None
+        raise InputError(f"layout file {path}", "JSON in UTF-8, each key once", str(error)[:80]) from None
     layout = Layout.from_json(value)
     layout.check()
     return layout

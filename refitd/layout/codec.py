@@ -53,12 +53,26 @@ def _split(kind: str, data: bytes) -> tuple[dict[str, Any], memoryview]:
     if magic != _MAGIC or length > len(view) - _HEAD.size:
         raise InputError(kind, "a refitd record", repr(bytes(view[:12])))
     try:
-        header = json.loads(bytes(view[_HEAD.size : _HEAD.size + length]))
+        header = parse_json(bytes(view[_HEAD.size : _HEAD.size + length]))
     except (ValueError, RecursionError) as error:
         raise InputError(f"{kind} header", "JSON in UTF-8", str(error)[:80]) from None
     if not isinstance(header, dict) or header.get("kind") != kind:
         raise InputError(f"{kind} header", f"an object of kind {kind}", repr(header)[:80])
     return header, view[_HEAD.size + length :]
+
+
+def parse_json(text: str | bytes) -> Any:
+    """The value of a JSON text. Raises ValueError (RecursionError) where it is none, or an object has a key twice."""
+    return json.loads(text, object_pairs_hook=_object)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):  # json alone would keep the last one: a reader of the file may have meant another
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise ValueError(f"the key {twice[:40]!r} twice in one object")
+    return value
 
 
 def _count(field: str, shape: object) -> int:
@@ -79,6 +93,20 @@ def require_range(field: str, column: Ints, stop: int) -> None:
     """Raise InputError unless every entry of ``column`` lies in [0, stop)."""
     if column.size and (int(column.min()) < 0 or int(column.max()) >= stop):
         raise InputError(field, f"indices in [0, {stop})", f"{int(column.min())} to {int(column.max())}")
+
+
+def name_fault(field: str, name: object) -> InputError | None:
+    """What is wrong with a name: it must be a string that UTF-8 can write, without NUL; sockets and files carry it."""
+    if not isinstance(name, str):
+        return InputError(field, "a string", repr(name)[:80])
+    bad = name.find("\0")
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:  # half a surrogate pair: JSON can say it, UTF-8 cannot
+        bad = error.start
+    if bad < 0:
+        return None
+    return InputError(field, "text without NUL and lone surrogates", f"{name[max(0, bad - 40) : bad + 40]!a}")
 
 
 def strings(field: str, value: object) -> tuple[str, ...]:

@@ -43,8 +43,9 @@ def records(value: object) -> Records:
     """The records of a document, as `Layout.from_pieces` takes them. Raises LayoutError with every wrong field."""
     bad: list[InputError] = []
     top = _object("layout", value, {"refitd_layout", "tensors", "storages", "pieces"}, _KEYS, bad)
-    if top.get("refitd_layout", FORMAT) != FORMAT:
-        bad.append(InputError("layout refitd_layout", str(FORMAT), repr(top["refitd_layout"])[:40]))
+    version = top.get("refitd_layout", FORMAT)
+    if type(version) is not int or version != FORMAT:  # True and 1.0 are equal to 1
+        bad.append(InputError("layout refitd_layout", str(FORMAT), repr(version)[:40]))
     tensors = {name: (_ints(f"{f} shape", row, "shape", bad), _text(f, row, "dtype", bad))
                for name, f, row in _entries(top, "tensors", {"shape", "dtype"}, bad)}  # fmt: skip
     storages = {name: (_int(f, row, "elements", bad), _text(f, row, "dtype", bad))

@@ -23,14 +23,21 @@ Template = tuple[str, ...]  # the literal parts around zero, one or two numbers
 _BITS = 24
 _MASK = (1 << _BITS) - 1
 _TOP = (1 << _BITS) - 2  # the largest number that is cut out; greater ones stay in the text
+_DIGITS = len(str(_TOP))
+_CACHED = 512  # characters; longer names are no model's, and would stay in memory
 
 
 class Names(Sequence[str]):
-    """An immutable sequence of distinct names. ``templates``: literal parts; ``codes`` (N,): template and numbers."""
+    """An immutable sequence of distinct names. ``templates``: literal parts; ``codes`` (N,): template and numbers.
+
+    Whatever makes one raises InputError where there are more than `MAX_TEMPLATES` templates.
+    """
 
     SHIFT = 2 * _BITS  # where the template's number stands in a code
+    MAX_TEMPLATES = 1 << (63 - SHIFT)  # what is left of an int64 above it
 
     def __init__(self, templates: Sequence[Template], codes: Ints) -> None:
+        _require_room(len(templates))
         self.templates, self.codes = tuple(templates), codes
         codes.flags.writeable = False
 
@@ -41,6 +48,7 @@ class Names(Sequence[str]):
         codes = [np.empty(0, dtype=np.int64)]
         for text, numbers in blocks:
             number = ids.setdefault(tuple(text.split("{}")), len(ids))
+            _require_room(len(ids))
             codes.append(_code(number, *numbers) if numbers else np.array([_code(number)], dtype=np.int64))
         return cls(tuple(ids), np.concatenate(codes))
 
@@ -52,6 +60,7 @@ class Names(Sequence[str]):
         for name in names:
             template, numbers = _parse(name)
             codes.append(_code(ids.setdefault(template, len(ids)), *numbers))
+        _require_room(len(ids))
         return cls(tuple(ids), np.array(codes, dtype=np.int64))
 
     def __len__(self) -> int:
@@ -90,6 +99,7 @@ class Names(Sequence[str]):
     def joined(self, other: Names) -> tuple[Names, Ints, Ints]:
         """The names of both, each once and in one order whichever comes first; and where those of each are in it."""
         templates = sorted({*self.templates, *other.templates})
+        _require_room(len(templates))
         ids = {template: i for i, template in enumerate(templates)}
         codes = []
         for names in (self, other):
@@ -148,27 +158,48 @@ def _code(template: int, *numbers: Ints | int) -> Ints | int:
     return code
 
 
+def _require_room(templates: int) -> None:
+    """A greater number of a template would not fit into a code: numpy would wrap it into another name's."""
+    if templates > Names.MAX_TEMPLATES:
+        expected = f"at most {Names.MAX_TEMPLATES} names that differ in more than dotted numbers"
+        raise InputError("names, templates", expected, f"{templates} or more")
+
+
 def _is_template(value: object) -> bool:
     return isinstance(value, list) and 1 <= len(value) <= 3 and all(isinstance(part, str) for part in value)
 
 
-@lru_cache(maxsize=1 << 16)  # the same names come again with every rank and every plan
+def template_set(names: Iterable[str]) -> set[Template]:
+    """The distinct templates of names: those that `Names` would have."""
+    return {_parse(name)[0] for name in names}
+
+
 def _parse(name: str) -> tuple[Template, tuple[int, ...]]:
-    parts: list[str] = [""]
+    return _known(name) if len(name) <= _CACHED else _cut(name)
+
+
+def _cut(name: str) -> tuple[Template, tuple[int, ...]]:
+    parts: list[str] = []
     numbers: list[int] = []
-    for i, component in enumerate(name.split(".")):
-        dot = "." if i else ""
-        if len(numbers) < 2 and component.isdecimal() and _plain(component):
-            parts[-1] += dot
-            parts.append("")
+    literal = at = 0  # where the literal part and the component begin
+    for component in name.split("."):
+        if _plain(component):
+            parts.append(name[literal:at])
             numbers.append(int(component))
-        else:
-            parts[-1] += dot + component
-    return tuple(parts), tuple(numbers)
+            literal = at + len(component)
+            if len(numbers) == 2:
+                break
+        at += len(component) + 1
+    return (*parts, name[literal:]), tuple(numbers)
+
+
+_known = lru_cache(maxsize=1 << 16)(_cut)  # the same names come again with every rank and every plan
 
 
 def _plain(component: str) -> bool:
-    return component.isascii() and (component[0] != "0" or component == "0") and int(component) <= _TOP
+    """Whether a component is a number that is cut out. Long runs of digits are text, and never converted."""
+    short = len(component) <= _DIGITS and component.isdecimal() and component.isascii()
+    return short and (component[0] != "0" or component == "0") and int(component) <= _TOP
 
 
 def _text(templates: tuple[Template, ...], code: int) -> str:

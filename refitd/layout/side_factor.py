@@ -158,8 +158,8 @@ def _blocks(*keys: Ints) -> _Blocks:
 
 
 def _classes(body: Ints, blocks: _Blocks) -> tuple[Ints, Ints]:
-    """Blocks of equal rows: the first of each class, and the class of each block. Classes are in the order in which they
-    begin, for the hash depends on how layouts are numbered: who has equal ones as one object numbers fewer.
+    """Blocks of equal rows: the first of each class, and the class of each block. Classes are in the order in which
+    they begin, for the hash depends on how layouts are numbered: who has equal ones as one object numbers fewer.
 
     Blocks are found by a hash of their rows and then compared, so a collision cannot pass.
     """

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from refitd.errors import InputError, LayoutError
-from refitd.layout import Layout, side_from_layouts
+from refitd.layout import Layout, codec, side_from_layouts
 from refitd.layout.side import Side
 from refitd.layout_file import load_layout
 
@@ -38,7 +37,7 @@ def load_side(path: Path) -> Side:
 
 def _document(field: str, path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = codec.parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(field, "a readable file", error.strerror or str(error)) from None
     except (ValueError, RecursionError) as error:
@@ -46,7 +45,7 @@ def _document(field: str, path: Path) -> dict[str, Any]:
     if not isinstance(value, dict) or value.keys() != _KEYS:
         got = sorted(value) if isinstance(value, dict) else type(value).__name__
         raise InputError(field, f"an object with the keys {sorted(_KEYS)}", f"{got}"[:80])
-    if value["refitd_side"] != FORMAT:
+    if type(value["refitd_side"]) is not int or value["refitd_side"] != FORMAT:
         raise InputError(f"{field} refitd_side", str(FORMAT), repr(value["refitd_side"])[:40])
     return value
 

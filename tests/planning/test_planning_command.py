@@ -214,6 +214,8 @@ def rank(text: str) -> str:
         ("[", "side file {}", "JSON in UTF-8"),
         ("[]", "side file {}", "an object with the keys ['ranks', 'refitd_side']"),
         ('{"refitd_side": 2, "ranks": {}}', "side file {} refitd_side", "1"),
+        ('{"refitd_side": true, "ranks": {}}', "side file {} refitd_side", "1"),
+        ('{"refitd_side": 1, "ranks": {"a": {}, "a": {}}}', "side file {}", "JSON in UTF-8"),
         ('{"refitd_side": 1, "ranks": {}}', "side file {} ranks", "an object with at least one rank key"),
         (rank("{}"), "side file {} a", "an object with the keys ['domain', 'layout', 'node']"),
         (rank('{"node": 1, "domain": "d", "layout": "x"}'), "side file {} a node", "a string"),
