@@ -9,9 +9,9 @@ import numpy as np
 
 from refitd.layout.box import Bools, Ints, coarsen, grid
 from refitd.layout.side import Pattern
-from refitd.plan.ranksets import ends, product
-
-_BLOCK = 512  # boxes compared with all others at a time
+from refitd.plan.cells import GRID, Tangled, corners, grid_size, joined, meeting, sweep
+from refitd.plan.cells import apart as apart
+from refitd.plan.ranksets import ends, product, ragged
 
 
 class Form(NamedTuple):
@@ -39,13 +39,17 @@ class Form(NamedTuple):
 
 
 def make_form(patterns: Sequence[Pattern]) -> Form:
-    """The form of patterns that agree on shape and dtype."""
+    """The form of patterns that agree on shape and dtype. Raises Tangled where their boxes cut each other into too many
+    atoms."""
     shape = patterns[0].shape
     dims = max(len(shape), 1)
     slot_base = ends(np.array([p.slots for p in patterns], np.int64))
     columns = [_pieces(pattern, part, int(slot_base[part]), dims) for part, pattern in enumerate(patterns)]
     part, slot, lo, hi, offset, strides = (np.concatenate(column) for column in zip(*columns, strict=True))
-    atom_lo, atom_hi, atom, piece = _atoms(lo, hi)
+    try:
+        atom_lo, atom_hi, atom, piece = atoms(lo, hi)
+    except Tangled as error:
+        raise error.of(shape) from None
     order = np.lexsort((piece, slot[piece], atom))
     atom, piece = atom[order], piece[order]
     first = ends(np.bincount(atom, minlength=len(atom_lo)))
@@ -70,8 +74,11 @@ def _pieces(pattern: Pattern, part: int, base: int, dims: int) -> tuple[Ints, ..
     )  # fmt: skip
 
 
-def _atoms(lo: Ints, hi: Ints) -> tuple[Ints, Ints, Ints, Ints]:
-    """Atoms, and which atom (by number) lies in which piece, as two columns."""
+def atoms(lo: Ints, hi: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+    """Atoms of pieces ``lo``, ``hi`` (P, D): their lo and hi (A, D); which atom lies in which piece, as two columns.
+
+    Raises Tangled where there are too many.
+    """
     if not len(lo):
         return lo, hi, np.zeros(0, np.int64), np.zeros(0, np.int64)
     boxes, number = unique_rows(np.concatenate([lo, hi], axis=1))
@@ -79,20 +86,33 @@ def _atoms(lo: Ints, hi: Ints) -> tuple[Ints, Ints, Ints, Ints]:
     low, high = boxes[:, :dims], boxes[:, dims:]
     if apart(low, high):
         return low, high, number, np.arange(len(lo))
-    cells = grid(low, high)
+    low, high, atom, box = _small(low, high) if grid_size(low, high) <= GRID else _swept(low, high)
+    order = np.argsort(number, kind="stable")
+    first = ends(np.bincount(number, minlength=len(boxes)))
+    run, place = ragged(first[box + 1] - first[box])
+    return low, high, atom[run], order[first[box[run]] + place]
+
+
+def _small(lo: Ints, hi: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+    """Atoms of distinct boxes, and which atom lies in which box, by the grid that the boxes cut."""
+    cells = grid(lo, hi)
     _, label = unique_rows(np.packbits(cells.inside, axis=1).astype(np.int64))
-    cuts, label = coarsen(cells.cuts, label)
-    low, high = _corners(cuts)
-    within: Bools = np.all((low[:, None] >= lo[None]) & (high[:, None] <= hi[None]), axis=2)
+    low, high = corners(coarsen(cells.cuts, label)[0])
+    within: Bools = np.ones((len(low), len(lo)), dtype=bool)
+    for d in range(lo.shape[1]):
+        within &= (low[:, None, d] >= lo[None, :, d]) & (high[:, None, d] <= hi[None, :, d])
     used = within.any(axis=1)
-    atom, piece = np.nonzero(within[used])
-    return low[used], high[used], atom, piece
+    atom, box = np.nonzero(within[used])
+    return low[used], high[used], atom, box
 
 
-def _corners(cuts: tuple[Ints, ...]) -> tuple[Ints, Ints]:
-    low = np.meshgrid(*[cut[:-1] for cut in cuts], indexing="ij")
-    high = np.meshgrid(*[cut[1:] for cut in cuts], indexing="ij")
-    return np.stack([a.ravel() for a in low], axis=1), np.stack([a.ravel() for a in high], axis=1)
+def _swept(lo: Ints, hi: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+    """The same where that grid is too large."""
+    swept = sweep(lo, hi)
+    sets = swept.sets()
+    low, high, label = joined(swept.lo, swept.hi, sets.label)
+    atom, place = ragged((sets.first[1:] - sets.first[:-1])[label])
+    return low, high, atom, sets.box[sets.first[label[atom]] + place]
 
 
 def unique_rows(table: Ints) -> tuple[Ints, Ints]:
@@ -104,23 +124,6 @@ def unique_rows(table: Ints) -> tuple[Ints, Ints]:
     number = np.empty(len(order), np.int64)
     number[order] = np.cumsum(fresh) - 1
     return ordered[fresh], number
-
-
-def apart(lo: Ints, hi: Ints) -> bool:
-    """Whether no two of the boxes ``lo``, ``hi`` (B, D) have a common element."""
-    if len(lo) < 2:
-        return True
-    for d in range(lo.shape[1]):
-        order = np.argsort(lo[:, d], kind="stable")
-        if (hi[order[:-1], d] <= lo[order[1:], d]).all():
-            return True
-    for start in range(0, len(lo), _BLOCK):
-        a, b = lo[start : start + _BLOCK, None], hi[start : start + _BLOCK, None]
-        common: Bools = np.all(np.maximum(a, lo[None]) < np.minimum(b, hi[None]), axis=2)
-        common[np.arange(len(common)), start + np.arange(len(common))] = False
-        if common.any():
-            return False
-    return True
 
 
 class Cells(NamedTuple):
@@ -138,10 +141,11 @@ class Cells(NamedTuple):
 
 
 def overlap(source: Form, destination: Form) -> Cells:
-    """The cells of two forms of one shape, by destination atom, then source atom."""
-    dst = np.repeat(np.arange(len(destination.lo)), len(source.lo))
-    src = np.tile(np.arange(len(source.lo)), len(destination.lo))
-    lo = np.maximum(destination.lo[:, None], source.lo[None]).reshape(-1, destination.lo.shape[1])
-    hi = np.minimum(destination.hi[:, None], source.hi[None]).reshape(-1, destination.lo.shape[1])
-    real = (lo < hi).all(axis=1)
-    return Cells(src[real], dst[real], lo[real], hi[real])
+    """The cells of two forms of one shape, by destination atom, then source atom. Raises Tangled where there are too
+    many."""
+    try:
+        dst, src = meeting(destination.lo, destination.hi, source.lo, source.hi)
+    except Tangled as error:
+        raise error.of(source.shape) from None
+    lo, hi = np.maximum(destination.lo[dst], source.lo[src]), np.minimum(destination.hi[dst], source.hi[src])
+    return Cells(src, dst, lo, hi)

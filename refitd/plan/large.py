@@ -6,21 +6,27 @@ It serves one lane, where all members and neighbours have one dtype a tensor, an
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+import numpy as np
+
 from refitd.errors import LayoutError, MismatchError
+from refitd.layout.box import Ints
 from refitd.layout.layout import Fact, Layout
 from refitd.layout.side import Side
 from refitd.layout.side_factor import side_from_layouts
+from refitd.plan.cells import GRID, Tangled, grid_size
+from refitd.plan.classes import pad
+from refitd.plan.ranksets import ends, stable_order
 from refitd.plan.regions import MIN_CHUNK
 from refitd.plan.side_plan import LeftPlan, SidePlan
 from refitd.plan.sides import plan_sides
 from refitd.plan.tables import Rank
 from refitd.plan.topology import Link, Topology
 
-PIECES = 20_000  # of all ranks together; below, the other way takes less than a second
+PIECES = 20_000  # of all ranks together; below, the other way takes about a second, unless its grids are large
 
 _LATENCY = 1_000
 _LINK = Link(MIN_CHUNK * 10**9 // _LATENCY, _LATENCY)  # a share of `MIN_CHUNK` bytes is worth a message
@@ -28,9 +34,24 @@ _NODES = Topology("nodes", _LINK, _LINK, _LINK, 1, 1, 1)
 
 
 def is_large(sources: Sequence[Rank], members: Sequence[Rank]) -> bool:
-    """Whether the factored way is worth it, and can be gone."""
-    if sum(len(rank.layout.instances) for rank in (*sources, *members)) < PIECES:
-        return False
+    """Whether the factored way is worth it, and can be gone: for many pieces, and for few that cut each other into so
+    many parts that their grids (`grid`) together have more than `GRID` cells times boxes.
+
+    Follows from the layouts alone, and not from their order: every node finds the same.
+    """
+    return _one_dtype(members) and (_many(sources, members) or _grids_are_large([*sources, *members]))
+
+
+def has_many_pieces(sources: Sequence[Rank], members: Sequence[Rank]) -> bool:
+    """Whether the factored way can be gone, and there are so many pieces that it is worth it for no other reason."""
+    return _many(sources, members) and _one_dtype(members)
+
+
+def _many(sources: Sequence[Rank], members: Sequence[Rank]) -> bool:
+    return sum(len(rank.layout.instances) for rank in (*sources, *members)) >= PIECES
+
+
+def _one_dtype(members: Sequence[Rank]) -> bool:
     dtypes: dict[str, str] = {}
     seen: list[Mapping[str, Fact]] = []
     for rank in members:
@@ -43,6 +64,48 @@ def is_large(sources: Sequence[Rank], members: Sequence[Rank]) -> bool:
     return True
 
 
+def _grids_are_large(ranks: Sequence[Rank]) -> bool:
+    """Of tensors with the very same boxes, one counts: the other way plans them once."""
+    total, seen = 0, set[bytes]()
+    for _, boxes in _boxes_by_tensor(ranks):
+        if (key := boxes.tobytes()) not in seen:
+            seen.add(key)
+            total += grid_size(boxes[:, 0], boxes[:, 1])
+            if total > GRID:
+                return True
+    return False
+
+
+def _boxes_by_tensor(ranks: Sequence[Rank]) -> Iterator[tuple[str, Ints]]:
+    """Boxes (B, 2, D) of all ranks by the tensor's canonical name, in order of their names and ranks' keys."""
+    ranks = sorted(ranks, key=lambda rank: rank.key)
+    tied = {alias: name for rank in ranks for alias, name in rank.layout.tied.items()}
+    number: dict[str, int] = {}
+    tensors, blocks = [], []
+    dims = max([1, *(rank.layout.patterns.shape[2] for rank in ranks)])
+    for rank in ranks:
+        columns = rank.layout.columns
+        names = [number.setdefault(tied.get(name, name), len(number)) for name in rank.layout.tensors]
+        tensors.append(np.array(names, np.int64)[columns.tensor])
+        blocks.append(np.stack([pad(columns.lo, dims, 0), pad(columns.hi, dims, 1)], axis=1))
+    tensor = np.concatenate([np.zeros(0, np.int64), *tensors])
+    boxes = np.concatenate([np.zeros((0, 2, dims), np.int64), *blocks])
+    order = stable_order(tensor)
+    first = ends(np.bincount(tensor, minlength=len(number))).tolist()
+    for name, at in sorted(number.items()):
+        yield name, boxes[order[first[at] : first[at + 1]]]
+
+
+def named(error: Tangled, ranks: Sequence[Rank]) -> Tangled:
+    """The error with a tensor: where it knows a shape only, the tensor of that shape which is cut most."""
+    if error.tensor is not None:
+        return error
+    shapes = {name: shape for rank in ranks for name, (shape, _) in rank.layout.tensors.items()}
+    sizes = [(grid_size(boxes[:, 0], boxes[:, 1]), name) for name, boxes in _boxes_by_tensor(ranks)]
+    found = [pair for pair in sizes if error.shape is None or shapes.get(pair[1]) == error.shape]
+    return error.of(tensor=f"tensor {max(found or sizes)[1]}")
+
+
 def plan_large(
     sources: Sequence[Rank], members: Sequence[Rank], neighbours: Sequence[Rank], bucket_bytes: int
 ) -> SidePlan:
@@ -52,7 +115,10 @@ def plan_large(
     Neighbours are planned for as if they were members, and are then taken to hold all that they need.
     """
     target = side_of([*members, *neighbours])
-    plan = plan_sides(side_of(sources), target, _NODES, relays=False, bucket_bytes=max(bucket_bytes, 16))
+    try:
+        plan = plan_sides(side_of(sources), target, _NODES, relays=False, bucket_bytes=max(bucket_bytes, 16))
+    except Tangled as error:
+        raise named(error, [*sources, *members, *neighbours]) from None
     return LeftPlan(plan, {}, tuple(rank.key for rank in neighbours)) if neighbours else plan
 
 

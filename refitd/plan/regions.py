@@ -9,6 +9,8 @@ import numpy as np
 from refitd.errors import PlanError
 from refitd.layout.box import Bools, Ints, coarsen, grid
 from refitd.layout.dtypes import ITEMSIZE
+from refitd.plan.cells import GRID, Tangled, corners, grid_size, joined, sweep
+from refitd.plan.ranksets import ragged
 from refitd.plan.tables import MEMBER, SOURCE, Table
 
 ENTER, NEAR, LANDED = 0, 1, 2  # over the network, from a source in the node, from what landed in the node
@@ -37,27 +39,81 @@ class Regions(NamedTuple):
 def make_regions(table: Table, rows: slice, held: list[Ints], places: Ints, bucket_bytes: int) -> Regions:
     """Regions of one group. ``held``: a (n, 2, D) array for each row of the slice; ``places``: see `places_of`.
 
-    Raises PlanError where a needed region has no holder.
+    Raises PlanError where a needed region has no holder, and where boxes cut each other into more parts than are
+    planned (`Tangled`).
     """
-    role, rank = table.roles[table.rank[rows]], table.rank[rows]
-    count = len(rank)
+    rank = table.rank[rows]
     lo = np.concatenate([table.lo[rows], *(h[:, 0] for h in held)])
     hi = np.concatenate([table.hi[rows], *(h[:, 1] for h in held)])
+    roles = _Roles(table.roles[rank], np.repeat(np.arange(len(rank)), [len(boxes) for boxes in held]))
+    facts = _Rows(
+        roles.role.tolist(), places[rank].tolist(), (places[rank] * len(table.dtypes) + table.dtype[rows]).tolist()
+    )
+    try:
+        cut = _by_grid(lo, hi, roles, facts) if grid_size(lo, hi) <= GRID else _by_sweep(lo, hi, roles, facts)
+    except Tangled as error:
+        group = int(np.searchsorted(table.start, rows.start, side="right")) - 1
+        raise error.of(tensor=f"tensor {table.groups[group]}") from None
+    return _chunks(cut, table, rows, bucket_bytes)
+
+
+class _Cut(NamedTuple):
+    """Cells ``lo``, ``hi`` (C, D) in row-major order, with ``flows[label[c]]`` each."""
+
+    lo: Ints
+    hi: Ints
+    label: Ints
+    flows: list[list[Flow]]
+
+
+class _Roles(NamedTuple):
+    """Of each row: its rank's role. Boxes are those of the rows, then what rows hold: ``owner`` has the row of each."""
+
+    role: Ints
+    owner: Ints
+
+    def of(self, inside: Bools) -> tuple[Bools, Bools]:
+        """Which rows need, and which have, cells that are ``inside`` (C, B) of boxes: (C, R) each."""
+        count = len(self.role)
+        rows, owned = inside[:, :count], np.zeros((len(inside), count), dtype=bool)
+        for box, row in enumerate(self.owner.tolist(), count):
+            owned[:, row] |= rows[:, row] & inside[:, box]
+        need = rows & ~owned & (self.role == MEMBER)
+        have = (rows & (self.role != MEMBER)) | owned
+        return need, have & need.any(axis=1, keepdims=True)
+
+
+def _by_grid(lo: Ints, hi: Ints, roles: _Roles, facts: _Rows) -> _Cut:
+    """Cells of the coarsest grid whose cells each have one set of holders and needers."""
     cells = grid(lo, hi)
-    owned = np.zeros((len(cells.inside), count), dtype=bool)
-    at = count
-    for row, boxes in enumerate(held):
-        owned[:, row] = cells.inside[:, row] & cells.inside[:, at : at + len(boxes)].any(axis=1)
-        at += len(boxes)
-    inside = cells.inside[:, :count]
-    need = inside & ~owned & (role == MEMBER)
-    have = (inside & (role != MEMBER)) | owned
-    have &= need.any(axis=1, keepdims=True)
-    kinds, label = np.unique(np.concatenate([need, have], axis=1), axis=0, return_inverse=True)
+    kinds = np.concatenate(roles.of(cells.inside), axis=1)
+    packed = np.packbits(kinds, axis=1)
+    whole = packed.view(np.dtype((np.void, packed.shape[1]))).reshape(-1)  # compared as bytes, not field by field
+    _, head, label = np.unique(whole, return_index=True, return_inverse=True)
     cuts, label = coarsen(cells.cuts, label.reshape(-1))
-    facts = _Rows(role.tolist(), places[rank].tolist(), (places[rank] * len(table.dtypes) + table.dtype[rows]).tolist())
-    flows = [_flows(_members(kind[:count]), _members(kind[count:]), facts) for kind in kinds]
-    return _chunks(cuts, label, flows, table, rows, bucket_bytes)
+    low, high = corners(cuts)
+    need, have = np.split(kinds[head], 2, axis=1)
+    return _Cut(low, high, label, [_flows(_members(n), _members(h), facts) for n, h in zip(need, have, strict=True)])
+
+
+def _by_sweep(lo: Ints, hi: Ints, roles: _Roles, facts: _Rows) -> _Cut:
+    """Cells where that grid would be too large: those that are needed, as they are swept, and joined where they have
+    the same flows."""
+    swept = sweep(lo, hi)
+    sets = swept.sets()
+    count, block = len(sets.first) - 1, max(GRID // max(len(lo), 1), 1)
+    number: dict[tuple[Flow, ...], int] = {}
+    kind: list[int] = []
+    for start in range(0, count, block):
+        first = sets.first[start : start + block + 1]
+        inside = np.zeros((len(first) - 1, len(lo)), dtype=bool)
+        inside[ragged(first[1:] - first[:-1])[0], sets.box[first[0] : first[-1]]] = True
+        for need, have in zip(*roles.of(inside), strict=True):
+            flows = tuple(_flows(_members(need), _members(have), facts))
+            kind.append(number.setdefault(flows, len(number)) if flows else -1)
+    label = np.array(kind, np.int64)[sets.label]
+    used = label >= 0
+    return _Cut(*joined(swept.lo[used], swept.hi[used], label[used]), [list(flows) for flows in number])
 
 
 class _Rows(NamedTuple):
@@ -87,18 +143,15 @@ def _flows(need: list[int], have: list[int], rows: _Rows) -> list[Flow]:
     return flows
 
 
-def _chunks(
-    cuts: tuple[Ints, ...], label: Ints, flows: list[list[Flow]], table: Table, rows: slice, bucket_bytes: int
-) -> Regions:
-    low = np.stack([a.ravel() for a in np.meshgrid(*[cut[:-1] for cut in cuts], indexing="ij")], axis=1)
-    high = np.stack([a.ravel() for a in np.meshgrid(*[cut[1:] for cut in cuts], indexing="ij")], axis=1)
+def _chunks(cut: _Cut, table: Table, rows: slice, bucket_bytes: int) -> Regions:
+    low, high = cut.lo, cut.hi
     boxes = np.stack([low, high], axis=1)
     number: dict[Flow, int] = {}
     parts, flow_of, network_min = [np.zeros((0, 2, low.shape[1]), np.int64)], [], 0
     sizes = [ITEMSIZE[table.dtypes[d]] for d in table.dtype[rows].tolist()]
     volume = (high - low).prod(axis=1).tolist()
-    for cell, kind in enumerate(label.tolist()):
-        for flow in flows[kind]:
+    for cell, kind in enumerate(cut.label.tolist()):
+        for flow in cut.flows[kind]:
             if not flow.holders:
                 raise PlanError(_orphan(table, rows, flow, low[cell], high[cell]))
             itemsize = sizes[flow.needers[0]]
