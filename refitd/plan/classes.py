@@ -8,10 +8,11 @@ from typing import NamedTuple
 import numpy as np
 
 from refitd.errors import InputError, MismatchError, PlanError
-from refitd.layout.box import Box, Ints, difference
+from refitd.layout.box import Ints
 from refitd.layout.dtypes import cast_allowed
 from refitd.layout.side import Side
 from refitd.plan.canon import Ranks
+from refitd.plan.cells import gap
 from refitd.plan.forms import Cells, Form, overlap
 from refitd.plan.kept import wanted
 from refitd.plan.laid import DTYPES, Laid, lay
@@ -173,11 +174,9 @@ def pad(table: Ints, dims: int, fill: int) -> Ints:
 
 
 def _orphan(classes: Classes, pair: int, have: Form, need: Form, atom: int, ranks: Ranks) -> str:
-    box = Box(tuple(need.lo[atom].tolist()), tuple(need.hi[atom].tolist()))
-    held = [Box(tuple(lo), tuple(hi)) for lo, hi in zip(have.lo.tolist(), have.hi.tolist(), strict=True)]
-    gap = difference(box, held)[0]
+    hole = gap(need.lo[atom], need.hi[atom], have.lo, have.hi)
     number = int(np.flatnonzero(classes.pair == pair)[0])
     want = int(classes.dst[classes.first[number]])
     name = classes.destination.side.tensors[int(classes.destination.tensor[want])]
     key = ranks.keys[int(classes.destination.slots[int(classes.dst_combo[number])][need.slot[need.first[atom]]])]
-    return f"tensor {name}: no source holds {list(gap.lo)} to {list(gap.hi)}, which {key} needs"
+    return f"tensor {name}: no source holds {list(hole.lo)} to {list(hole.hi)}, which {key} needs"

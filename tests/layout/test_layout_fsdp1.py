@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import fsdp1_worker
 import numpy as np
 import pytest
 
@@ -26,7 +27,7 @@ from refitd.layout.fronts.flat import (
 )
 from refitd.layout.tp import dense
 
-WORKER = Path(__file__).with_name("fsdp1_worker.py")
+WORKER = Path(fsdp1_worker.__file__)
 WORLD = 2
 ITEMSIZE = {"fp32": 4, "bf16 mixed": 2, "fp64": 8, "fp64 in fp32": 4}  # of what forward and backward compute in
 ELEMENTS = 3 + 1020 + 35 + 2 + 27
