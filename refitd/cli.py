@@ -9,23 +9,13 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 
 from refitd.errors import EX_CONFIG, ConfigError, RefitdError, Refused
-from refitd.stdout import nobody_reads, say
+from refitd.stdout import complain, say
 
 Command = Callable[[argparse.Namespace], int]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of ``refitd``. Exit status: 0 good, 1 the work failed, 2 usage, 78 bad configuration."""
-    try:
-        status = _main(argv)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        nobody_reads()
-        return 0
-    return status
-
-
-def _main(argv: Sequence[str] | None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     if argv[:1] == ["demo"]:
         from refitd.demo import main as demo
@@ -125,17 +115,14 @@ def _config(arguments: argparse.Namespace) -> int:
 
     config = load(arguments.config, overrides=_overrides(arguments.set))
     if arguments.json:
-        print(json.dumps({"ok": True, "reason": "", "config": show(config)}))
+        say(json.dumps({"ok": True, "reason": "", "config": show(config)}))
     else:
-        print(show(config) if arguments.action == "show" else "the configuration is good")
+        say(show(config) if arguments.action == "show" else "the configuration is good")
     return 0
 
 
 def _fail(arguments: argparse.Namespace, error: RefitdError, status: int) -> int:
-    print(f"refitd: {error}", file=sys.stderr)
-    if arguments.json:
-        fields = {name: getattr(error, name) for name in ("field", "expected", "got") if hasattr(error, name)}
-        say(json.dumps({"ok": False, "reason": str(error), **fields}))
+    complain("refitd", error, arguments.json)
     return status
 
 

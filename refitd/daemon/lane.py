@@ -52,9 +52,8 @@ class LaneDriver:
         self._connected_before = False
         self._stage = Stage("gone", None, "")
         self._passed: set[tuple[str, int, PubId]] = set()
-        self._broken: tuple[tuple[str, ...], str] | None = (
-            None  # an edge, and why, that fails the lane after its commit
-        )
+        # An edge that fails the lane after its commit, and why it does.
+        self._broken: tuple[tuple[str, ...], str] | None = None
         self._log = structlog.get_logger().bind(job=context.job, node=context.node, lane=replica)
         self._wake = asyncio.Event()
         self._task = asyncio.create_task(self._run())

@@ -10,6 +10,7 @@ from typing import Any
 
 from refitd.hook.admin import ask
 from refitd.operate.text import print_status
+from refitd.stdout import say
 
 _POLL_SECONDS = 0.2
 
@@ -89,7 +90,7 @@ def _tell(arguments: argparse.Namespace, answer: dict[str, Any], ok: bool = True
 
 
 def _print_json(document: dict[str, Any]) -> None:
-    print(json.dumps(document))
+    say(json.dumps(document))
 
 
 def _socket(arguments: argparse.Namespace) -> str | None:

@@ -9,8 +9,7 @@ import numpy as np
 
 from refitd.layout.box import Bools, Ints, coarsen, grid
 from refitd.layout.side import Pattern
-from refitd.plan.cells import GRID, Tangled, corners, grid_size, joined, meeting, sweep
-from refitd.plan.cells import apart as apart
+from refitd.plan.cells import GRID, Tangled, apart, corners, grid_size, joined, meeting, sweep
 from refitd.plan.ranksets import ends, product, ragged
 
 

@@ -12,10 +12,11 @@ import numpy as np
 from refitd.errors import ProofError
 from refitd.layout.box import Bools, Ints
 from refitd.plan.canon import Ranks
+from refitd.plan.cells import apart
 from refitd.plan.classes import Classes
 from refitd.plan.cutting import Cutting
 from refitd.plan.flows import NET
-from refitd.plan.forms import Form, apart
+from refitd.plan.forms import Form
 from refitd.plan.laid import Laid
 from refitd.plan.lines import Lines
 from refitd.plan.ranksets import SetTable, distinct, ragged

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from typing import Any
 
 from refitd.errors import InputError, RefitdError
@@ -15,7 +14,7 @@ from refitd.planning.outcome import Outcome, plan_case
 from refitd.planning.picture import heat_map
 from refitd.planning.side_file import load_side
 from refitd.planning.text import links_text, table
-from refitd.stdout import say
+from refitd.stdout import complain, say
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -28,7 +27,8 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.picture is not None:
             _draw(arguments, outcome)
     except RefitdError as error:
-        return _fail(error, arguments.json)
+        complain("refitd plan", error, arguments.json)
+        return 1
     say(json.dumps(document) if arguments.json else _text(arguments, outcome))
     return 0
 
@@ -64,11 +64,3 @@ def _text(arguments: argparse.Namespace, outcome: Outcome) -> str:
     if arguments.links:
         parts.append(links_text(*outcome.plan.links()))
     return "\n\n".join(parts)
-
-
-def _fail(error: RefitdError, as_json: bool) -> int:
-    print(f"refitd plan: {error}", file=sys.stderr)
-    if as_json:
-        fields = {name: getattr(error, name) for name in ("field", "expected", "got") if hasattr(error, name)}
-        say(json.dumps({"ok": False, "reason": str(error), **fields}))
-    return 1

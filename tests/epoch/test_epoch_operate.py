@@ -11,8 +11,10 @@ from refitd.epoch.records import Ack, Control, Drain, Offer, Parked, RankInfo
 from refitd.epoch.release import loan
 from refitd.epoch.reports import ready
 
+FACTS = Facts()
 
-def reasons(book: Book, kind: str, facts: Facts = Facts()) -> dict[str, str]:  # noqa: B008 - frozen
+
+def reasons(book: Book, kind: str, facts: Facts = FACTS) -> dict[str, str]:
     return {w.key: w.reason for w in decide(book.view, facts, covers) if w.key.partition("/")[0] == kind}
 
 

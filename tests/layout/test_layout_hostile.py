@@ -346,7 +346,7 @@ def test_more_templates_than_a_code_has_room_for_are_refused() -> None:
 def test_a_key_twice_in_a_layout_file_is_refused(tmp_path: Path) -> None:
     """Two shapes for one tensor: JSON readers would take either. So in the header of the bytes."""
     path = tmp_path / "rank0.json"
-    one, other = ('{"shape": [%d], "dtype": "int8"}' % size for size in (1, 2))  # noqa: UP031
+    one, other = (json.dumps({"shape": [size], "dtype": "int8"}) for size in (1, 2))
     path.write_text(f'{{"refitd_layout": 1, "tensors": {{"w": {one}, "w": {other}}}, "storages": {{}}, "pieces": []}}')
     with pytest.raises(InputError, match="each key once, got the key 'w' twice in one object"):
         load_layout(path)

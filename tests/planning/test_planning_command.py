@@ -121,6 +121,17 @@ def test_a_reader_that_has_seen_enough_is_no_failure(argv: list[str], status: in
     assert (done.returncode, done.stderr[: len(said)], done.stderr.count(b"\n")) == (status, said, bool(said))
 
 
+def test_a_broken_pipe_elsewhere_is_no_success(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A daemon that ends by one must not end with status 0: nobody would start it again."""
+
+    def load(*_arguments: object, **_options: object) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr("refitd.config.load", load)
+    with pytest.raises(BrokenPipeError):
+        main(["run"])
+
+
 def test_side_files_are_planned_like_presets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Layouts named or written out in side files make a plan: two trainers' rows to two engines' columns."""
     report = said(capsys, *write_sides(tmp_path), "--links")
